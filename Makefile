@@ -1,0 +1,42 @@
+# `make train` and `make test`, each complete on a fresh machine that has Python >= 3.11.
+#
+#   make PYTHON=/path/to/python3.12 train    with that interpreter
+#   make VENV=/tmp/env test                  with the virtual environment there
+#   make test PYTEST_ARGS="-m slow"          the slow tests instead
+
+VENV ?= .venv
+PYTEST_ARGS ?=
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
+	if $$python -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then echo $$python; break; fi; done)
+INSTALLED := $(VENV)/.flowrl-installed
+
+.PHONY: help train test install clean
+
+help:
+	@echo "make train     train PPO on CartPole-v1 until it is solved"
+	@echo "make test      lint, format, types, tests"
+	@echo "make install   only make $(VENV)"
+	@echo "make clean     remove $(VENV) and what the tools keep"
+
+train: $(INSTALLED)
+	$(VENV)/bin/flowrl train ppo --env CartPole-v1 --stop-return 475
+
+test: $(INSTALLED)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+install: $(INSTALLED)
+
+# The stamp is older than the files when either changes, and then pip runs again.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(or $(PYTHON),false) -c '$(NEW_ENOUGH)' || \
+		{ echo "flowrl needs Python >= 3.11; name one with: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist flowrl.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,50 @@
+"""The operators that algorithms are made of, one idea a file; each is loaded when it is first used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+# The folder is a package of flowrl through a symbolic link; under its bare name every class in it would exist twice.
+if __name__ != "flowrl.operators":
+    raise ImportError(f"{__name__!r} is not a package of its own: use `import flowrl.operators`", name=__name__)
+
+from flowrl.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from flowrl.operators.advantages import AddAdvantages
+    from flowrl.operators.batching import ConcatBatches
+    from flowrl.operators.policies import SelectPolicies
+    from flowrl.operators.reporting import ReportMetrics, Summary
+    from flowrl.operators.rollouts import ParallelRollouts
+    from flowrl.operators.standardize import Standardize
+    from flowrl.operators.training import TrainOneStep
+    from flowrl.operators.union import Union
+    from flowrl.operators.weights import SendWeights
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "advantages": ("AddAdvantages",),
+            "batching": ("ConcatBatches",),
+            "policies": ("SelectPolicies",),
+            "reporting": ("ReportMetrics", "Summary"),
+            "rollouts": ("ParallelRollouts",),
+            "standardize": ("Standardize",),
+            "training": ("TrainOneStep",),
+            "union": ("Union",),
+            "weights": ("SendWeights",),
+        },
+    )
+
+__all__ = [
+    "AddAdvantages",
+    "ConcatBatches",
+    "ParallelRollouts",
+    "ReportMetrics",
+    "SelectPolicies",
+    "SendWeights",
+    "Standardize",
+    "Summary",
+    "TrainOneStep",
+    "Union",
+]
