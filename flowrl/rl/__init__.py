@@ -1,0 +1,42 @@
+"""The reinforcement-learning parts: policies, losses, learners, rollout workers. Loaded when first asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flowrl.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from flowrl.rl import losses, returns
+    from flowrl.rl.envs import EnvContext
+    from flowrl.rl.learner import Learner
+    from flowrl.rl.losses import Loss, LossOut
+    from flowrl.rl.policy import Policy
+    from flowrl.rl.spec import PolicySpec, Progress
+    from flowrl.rl.worker import RolloutWorker
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "envs": ("EnvContext",),
+            "learner": ("Learner",),
+            "losses": ("Loss", "LossOut"),
+            "policy": ("Policy",),
+            "spec": ("PolicySpec", "Progress"),
+            "worker": ("RolloutWorker",),
+        },
+        modules=("losses", "returns"),
+    )
+
+__all__ = [
+    "EnvContext",
+    "Learner",
+    "Loss",
+    "LossOut",
+    "Policy",
+    "PolicySpec",
+    "Progress",
+    "RolloutWorker",
+    "losses",
+    "returns",
+]

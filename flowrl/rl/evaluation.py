@@ -1,0 +1,123 @@
+"""What an evaluation found: raw returns of complete episodes, each environment with a quota set in advance."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+
+import numpy as np
+
+from flowrl.rl.inference import Inference
+from flowrl.rl.spaces import action_offset, obs_dtype
+from flowrl.rl.vector import VectorSource
+
+# 97.5% points of Student's t for 1 to 9 degrees of freedom.
+STUDENT_T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluation:
+    """Raw returns and lengths of complete episodes.
+
+    std is the sample's (n - 1 below the line; NaN for one episode). ci95 is half the width of the
+    95% confidence interval of the mean by Student's t (infinite for one episode).
+    """
+
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.returns or len(self.returns) != len(self.lengths):
+            raise ValueError(
+                f"an Evaluation needs a return and a length of each episode and at least one episode, "
+                f"got {len(self.returns)} returns and {len(self.lengths)} lengths"
+            )
+
+    @property
+    def episodes(self) -> int:
+        """How many episodes."""
+        return len(self.returns)
+
+    @property
+    def mean(self) -> float:
+        """The mean return."""
+        return statistics.fmean(self.returns)
+
+    @property
+    def std(self) -> float:
+        """The sample's standard deviation of the returns."""
+        return statistics.stdev(self.returns) if len(self.returns) > 1 else math.nan
+
+    @property
+    def ci95(self) -> float:
+        """Half the width of the 95% confidence interval of the mean."""
+        n = len(self.returns)
+        return student_t(n - 1) * self.std / math.sqrt(n) if n > 1 else math.inf
+
+    def __repr__(self) -> str:
+        low, high, length = min(self.returns), max(self.returns), statistics.fmean(self.lengths)
+        return (
+            f"Evaluation(return {self.mean:.6g} ± {self.ci95:.3g} (95%) over {self.episodes} episodes, "
+            f"from {low:.6g} to {high:.6g}, mean length {length:.6g})"
+        )
+
+
+def student_t(freedom: int) -> float:
+    """The 97.5% point of Student's t: tabled to 9 degrees, then Fisher and Cornish's expansion about the normal's."""
+    if freedom <= len(STUDENT_T):
+        return STUDENT_T[freedom - 1]
+    z = statistics.NormalDist().inv_cdf(0.975)
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3
+
+
+def quotas(episodes: int, num_envs: int) -> list[int]:
+    """How many episodes each environment plays: fixed beforehand, so that short episodes are not favoured."""
+    if episodes < 1:
+        raise ValueError(f"episodes must be at least 1, got {episodes}")
+    return [episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)]
+
+
+def play(
+    net: Inference, source: VectorSource, episodes: int, rng: np.random.Generator, *, deterministic: bool = True
+) -> Evaluation:
+    """An Evaluation of `episodes` complete episodes, by environment and then in order.
+
+    Args:
+        net: the policy, with its weights.
+        source: environments of its own; they are reset first and not closed.
+        rng: what actions are drawn with if not `deterministic`.
+
+    Raises:
+        FloatingPointError: a reward, or the policy's output, is not finite.
+    """
+    quota = quotas(episodes, source.num_envs)
+    returns: list[list[float]] = [[] for _ in quota]
+    lengths: list[list[int]] = [[] for _ in quota]
+    return_N, length_N = np.zeros(source.num_envs), np.zeros(source.num_envs, np.int64)
+    resets_N = np.zeros(source.num_envs, np.bool_)
+    offset, dtype = action_offset(source.spaces), obs_dtype(source.spaces)
+    obs_N = source.reset().astype(dtype)
+    while any(len(done) < wanted for done, wanted in zip(returns, quota, strict=True)):
+        actions_N = net.greedy(obs_N) if deterministic else net.sample(obs_N, rng)[0]
+        next_obs_N, rewards_N, terminated_N, truncated_N, _ = source.step(actions_N + offset)
+        obs_N = np.asarray(next_obs_N).astype(dtype)
+        return_N += np.where(resets_N, 0.0, rewards_N)
+        length_N += ~resets_N
+        if not np.isfinite(return_N).all():
+            n = int(np.flatnonzero(~np.isfinite(return_N))[0])
+            raise FloatingPointError(
+                f"environment {n} gave a reward of {rewards_N[n]} at step {length_N[n]} of its episode in an evaluation"
+            )
+        done_N = np.logical_or(terminated_N, truncated_N)
+        for n in np.flatnonzero(done_N).tolist():
+            if len(returns[n]) < quota[n]:
+                returns[n].append(float(return_N[n]))
+                lengths[n].append(int(length_N[n]))
+            return_N[n], length_N[n] = 0.0, 0
+        if source.phantom_rows:
+            resets_N = done_N
+    return Evaluation(tuple(x for env in returns for x in env), tuple(x for env in lengths for x in env))
