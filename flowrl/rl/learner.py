@@ -1,0 +1,300 @@
+"""The learner: an actor that turns batches into better weights, and publishes them with every answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from flowrl.batch import Batch, MultiAgentBatch
+from flowrl.metrics import Sum
+from flowrl.ref import Answer
+from flowrl.rl.adam import Adam
+from flowrl.rl.losses import Loss, LossOut
+from flowrl.rl.policy import Policy
+from flowrl.rl.spec import PolicySpec, Progress, Spaces
+from flowrl.rl.tally import Tally
+from flowrl.rl.tensors import TensorBatch, nonfinite_columns, tensors_of
+from flowrl.rl.torch_state import quiet
+
+Float32 = npt.NDArray[np.float32]
+Metrics = dict[str, Tensor | float]
+
+
+class Learner:
+    """Trains one policy. An actor class: `build` first, then `train` as often as there are batches.
+
+    policy: what the policy is made of.
+    loss: what is minimized; `loss.needs` are the columns that a batch must have.
+    learning_rate: Adam's step size.
+    max_grad_norm: the gradient's global norm is clipped to it before each update; None leaves it.
+    adam_eps: Adam's epsilon.
+    policy_id: whose spaces and rows are taken, where there are several policies.
+    seed: of the initial weights and the order of rows; no global generator is used.
+
+    Override `update` for several losses or optimizers: `step(group, loss, batch)` trains one parameter group.
+
+    Raises:
+        ValueError: a number out of range, or a loss without `needs`.
+    """
+
+    default_cpus: ClassVar[int] = 0
+
+    def __init__(
+        self,
+        policy: PolicySpec,
+        loss: Loss,
+        *,
+        learning_rate: float = 3e-4,
+        max_grad_norm: float | None = 0.5,
+        adam_eps: float = 1e-5,
+        policy_id: str = "default",
+        seed: int | np.random.SeedSequence | None = None,
+    ):
+        if not callable(loss) or not hasattr(loss, "needs"):
+            raise ValueError(f"loss must be callable and have `needs`, the columns that it reads; got {loss!r}")
+        numbers = {"learning_rate": learning_rate, "adam_eps": adam_eps, "max_grad_norm": max_grad_norm}
+        for name, value in numbers.items():
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"{name} must be above 0 and finite, got {value}")
+        self.spec = policy
+        self.loss = loss
+        self.learning_rate = learning_rate
+        self.max_grad_norm = max_grad_norm
+        self.adam_eps = adam_eps
+        self.policy_id = policy_id
+        sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+        # Spawned by hand: SeedSequence.spawn counts its children, and the caller's sequence must not change.
+        self._weights_seed, order_seed = (
+            np.random.SeedSequence(sequence.entropy, spawn_key=(*sequence.spawn_key, part)) for part in (0, 1)
+        )
+        self._rng = np.random.default_rng(order_seed)
+        self._policy: Policy | None = None
+        self._optimizers: dict[str, Adam] = {}
+        self._pending_state: Mapping[str, Any] | None = None
+        self._now = Progress()
+        self._updates = self._version = 0
+
+    # life
+    def build(self, spaces: Mapping[str, Spaces]) -> Answer[None]:
+        """Makes the policy for the spaces of `policy_id`, and publishes its weights.
+
+        Building again with equal spaces only publishes; a state that was set before is taken over now.
+
+        Raises:
+            KeyError: the environments have no such policy.
+            ValueError: it was built with other spaces.
+        """
+        if self.policy_id not in spaces:
+            raise KeyError(f"no policy {self.policy_id!r} in the environments; they have {sorted(spaces)}")
+        mine = spaces[self.policy_id]
+        if self._policy is None:
+            self._policy = Policy(self.spec, mine, seed=self._weights_seed)
+            self._policy.module.train()
+            if self._pending_state is not None:
+                self.set_state(self._pending_state)
+        elif self._policy.spaces != mine:
+            raise ValueError(
+                f"the learner of policy {self.policy_id!r} has {self._policy.spaces} and cannot change to {mine}"
+            )
+        return self.publish()
+
+    def publish(self) -> Answer[None]:
+        """The newest weights and their version."""
+        return Answer(None, published=self.policy.get_weights(), policy_version=self._version)
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in training.
+
+        Raises:
+            RuntimeError: before `build`.
+        """
+        if self._policy is None:
+            raise RuntimeError(f"the learner of policy {self.policy_id!r} has no policy yet: call build(spaces) first")
+        return self._policy
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The columns that training reads: the loss's. Override together with `update` where more are read."""
+        return self.loss.needs
+
+    # training
+    def train(
+        self, batch: Batch | MultiAgentBatch, *, epochs: int = 1, minibatch: int | None = None, env_steps: int = 0
+    ) -> Answer[None]:
+        """Trains on the valid rows of a batch and publishes the new weights, one version up.
+
+        Each epoch takes all rows in a new order, `minibatch` at a time (None: all at once), the shorter last
+        minibatch too. `env_steps` is the global count that schedules are functions of. Metrics are keyed
+        (policy_id, name): those of the updates, averaged by rows, and learning_rate, updates (so far), rows and
+        trained_steps (rows times epochs, a sum). Without rows of this policy nothing is trained: trained_steps 0,
+        the version stands.
+
+        Raises:
+            KeyError: a column that the loss needs is missing.
+            FloatingPointError: a column, the loss or the gradient is not finite; nothing has changed in that update.
+        """
+        for name, number in (("epochs", epochs), ("minibatch", minibatch)):
+            if number is not None and number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}")
+        mine = self._rows_of(batch)
+        if mine is None:
+            return self._answer({"trained_steps": Sum(0), "rows": 0})
+        tally = Tally()
+        with quiet(self._rng if self.spec.model else None):
+            for _ in range(epochs):
+                for part in self._minibatches(mine, minibatch):
+                    self._now = Progress(env_steps, self._updates)
+                    tally.add(self.update(part, self._now), part.rows)
+                    self._updates += 1
+        self._version += 1
+        counts = {"updates": self._updates, "rows": mine.rows, "trained_steps": Sum(mine.rows * epochs)}
+        return self._answer({**tally.means(), "learning_rate": self.learning_rate, **counts})
+
+    def update(self, batch: TensorBatch, now: Progress) -> Metrics:
+        """One update on a minibatch; returns its metrics. Override for several losses or parameter groups."""
+        return self.step("all", self.loss, batch, now)
+
+    def step(self, group: str, loss: Loss, batch: TensorBatch, now: Progress | None = None) -> Metrics:
+        """Loss, gradient, clip by global norm, Adam, on one parameter group: "all" or a submodule's name.
+
+        Raises:
+            FloatingPointError: the loss or the gradient is not finite; the parameters have not changed.
+        """
+        span = self.policy.span(group)
+        out, gradient = self._gradient(loss, batch, self._now if now is None else now)
+        norm = self._norm(gradient[span], batch)
+        self._descend(group, span, gradient[span], norm)
+        return {**out.metrics, "grad_norm": norm}
+
+    def compute_gradients(self, batch: Batch | MultiAgentBatch, *, env_steps: int = 0) -> Answer[Float32]:
+        """The gradient of the mean loss over the valid rows, flat, not clipped; the answer's `env_steps` count them.
+
+        Raises:
+            ValueError: the batch has no row of this policy.
+        """
+        mine = self._rows_of(batch)
+        if mine is None:
+            raise ValueError(f"the batch has no valid row of policy {self.policy_id!r} to compute gradients from")
+        with quiet(self._rng if self.spec.model else None):
+            out, gradient = self._gradient(self.loss, mine, Progress(env_steps, self._updates))
+            self._norm(gradient, mine)
+        metrics = {(self.policy_id, name): float(value) for name, value in out.metrics.items()}
+        return Answer(gradient.numpy(), metrics, self._version, env_steps=mine.rows)
+
+    def apply_gradients(self, gradients: npt.ArrayLike) -> Answer[None]:
+        """One Adam step along a flat gradient, clipped here by its global norm; publishes the new weights.
+
+        Raises:
+            ValueError: the gradient has another length.
+            FloatingPointError: it is not finite; the parameters have not changed.
+        """
+        gradient = torch.tensor(np.asarray(gradients, np.float32))  # a copy: the clip is in place
+        expected = self.policy.flat_parameters.shape
+        if gradient.shape != expected:
+            raise ValueError(f"gradients must be flat with shape {tuple(expected)}, got {tuple(gradient.shape)}")
+        with quiet(self._rng if self.spec.model else None):
+            norm = self._norm(gradient, None)
+            self._descend("all", self.policy.span("all"), gradient, norm)
+        self._updates += 1
+        self._version += 1
+        return self._answer({"grad_norm": norm, "learning_rate": self.learning_rate, "updates": self._updates})
+
+    # state
+    def policy_state(self) -> dict[str, Any]:
+        """What it takes to act elsewhere: spec, spaces, flat weights and their version."""
+        made_of = {"policy_id": self.policy_id, "spec": self.spec, "spaces": self.policy.spaces}
+        return {**made_of, "weights": self.policy.get_weights(), "version": self._version}
+
+    @staticmethod
+    def policy_from(state: Mapping[str, Any]) -> Policy:
+        """The policy of a `policy_state`, with the default generator of its own."""
+        policy = Policy(state["spec"], state["spaces"])
+        policy.set_weights(state["weights"])
+        return policy
+
+    def get_state(self) -> dict[str, Any]:
+        """Arrays, numbers and strings from which a learner goes on bit for bit."""
+        policy = self.policy
+        return {
+            "weights": policy.get_weights(),
+            "buffers": policy.other_buffers(),
+            "target": policy.target.get_weights() if policy.has_target else None,
+            "optimizers": {group: adam.get_state() for group, adam in self._optimizers.items()},
+            "generator": self._rng.bit_generator.state,
+            "updates": self._updates,
+            "version": self._version,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a state; before `build` it is kept until then."""
+        if self._policy is None:
+            self._pending_state = state
+            return
+        self._pending_state = None
+        self._policy.set_weights(state["weights"])
+        self._policy.set_other_buffers(state["buffers"])
+        if state["target"] is not None:
+            self._policy.target.set_weights(state["target"])
+        self._optimizers = {}
+        for group, moments in state["optimizers"].items():
+            self._optimizer(group, self._policy.span(group)).set_state(moments)
+        self._rng.bit_generator.state = state["generator"]
+        self._updates, self._version = int(state["updates"]), int(state["version"])
+
+    # inside an update
+    def _rows_of(self, batch: Batch | MultiAgentBatch) -> TensorBatch | None:
+        """This policy's valid rows as tensors; None where there are none."""
+        mine = batch.get(self.policy_id) if isinstance(batch, MultiAgentBatch) else batch
+        if mine is None or mine.env_steps == 0:
+            return None
+        return tensors_of(mine, self.needs, self._where())
+
+    def _minibatches(self, rows: TensorBatch, minibatch: int | None) -> Iterator[TensorBatch]:
+        if minibatch is None or minibatch >= rows.rows:
+            yield rows
+            return
+        yield from rows.minibatches(minibatch, torch.from_numpy(self._rng.permutation(rows.rows)))
+
+    def _gradient(self, loss: Loss, batch: TensorBatch, now: Progress) -> tuple[LossOut, Tensor]:
+        """The loss's answer and its flat gradient."""
+        out = loss(self.policy, batch, now)
+        loss_value = float(out.loss.detach())
+        if not math.isfinite(loss_value):
+            raise FloatingPointError(self._not_finite(f"the loss is {loss_value}", batch))
+        return out, self.policy.gradient(out.loss)
+
+    def _norm(self, gradient: Tensor, batch: TensorBatch | None) -> float:
+        norm = float(torch.linalg.vector_norm(gradient))
+        if not math.isfinite(norm):
+            raise FloatingPointError(self._not_finite(f"the norm of the gradient is {norm}", batch))
+        return norm
+
+    def _descend(self, group: str, span: slice, gradient: Tensor, norm: float) -> None:
+        if self.max_grad_norm is not None and norm > self.max_grad_norm:
+            gradient.mul_(self.max_grad_norm / (norm + 1e-6))
+        self._optimizer(group, span).step(self.policy.flat[span], gradient, self.learning_rate)
+
+    def _optimizer(self, group: str, span: slice) -> Adam:
+        if group not in self._optimizers:
+            self._optimizers[group] = Adam(span.stop - span.start, eps=self.adam_eps)
+        return self._optimizers[group]
+
+    def _answer(self, metrics: Mapping[str, Any]) -> Answer[None]:
+        keyed = {(self.policy_id, name): value for name, value in metrics.items()}
+        return Answer(None, keyed, self._version, published=self.policy.get_weights())
+
+    def _where(self) -> str:
+        return f"learner of policy {self.policy_id!r}, update {self._updates}"
+
+    def _not_finite(self, what: str, batch: TensorBatch | None) -> str:
+        columns = [] if batch is None else nonfinite_columns(batch)
+        cause = f"not finite: {columns}" if columns else "what went in was finite: try a lower learning rate"
+        cause = "it was computed elsewhere" if batch is None else cause
+        return f"{self._where()}: {what}, so the parameters were left as they are ({cause})"

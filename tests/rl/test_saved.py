@@ -1,0 +1,140 @@
+"""A policy on disk: what was saved acts as before, and what is damaged is said so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete
+
+import flowrl
+from flowrl.rl.policy import Policy
+from flowrl.rl.saved import load_policy, save_policy
+from flowrl.rl.spec import PolicySpec, Spaces
+
+SPACES = Spaces(Box(-1.0, np.array([1.0, np.inf, 3.0], np.float32), (3,), np.float32), Discrete(4, start=2))
+OBS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+
+
+class Narrow(torch.nn.Module):
+    """A user's own module."""
+
+    def __init__(self, observation: Any, action: Any, width: int = 8):
+        super().__init__()
+        self.body = torch.nn.Linear(observation.shape[0], width)
+        self.actor, self.critic = torch.nn.Linear(width, int(action.n)), torch.nn.Linear(width, 1)
+
+    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = torch.relu(self.body(obs))
+        return self.actor(hidden), self.critic(hidden).squeeze(-1)
+
+
+def state_of(policy: Policy, spec: PolicySpec, spaces: Spaces = SPACES) -> dict[str, Any]:
+    """What `run.policy_state()` gives."""
+    return {"policy_id": "default", "version": 7, "spec": spec, "spaces": spaces, "weights": policy.get_weights()}
+
+
+def saved(path: Path, spec: PolicySpec = PolicySpec(), spaces: Spaces = SPACES) -> Policy:  # noqa: B008  (frozen)
+    """A policy, saved."""
+    policy = Policy(spec, spaces, seed=np.random.SeedSequence(3))
+    assert save_policy(path, state_of(policy, spec, spaces)) == path
+    return policy
+
+
+@pytest.mark.parametrize(
+    ("spec", "spaces"),
+    [
+        (PolicySpec(), SPACES),
+        (PolicySpec(hidden=(5,), activation="relu"), SPACES),
+        (PolicySpec(), Spaces(Box(0, 255, (2, 2), np.uint8), Discrete(2))),
+        (PolicySpec(model=Narrow), SPACES),
+    ],
+)
+def test_a_loaded_policy_is_the_saved_one(tmp_path: Path, spec: PolicySpec, spaces: Spaces) -> None:
+    policy = saved(tmp_path / "policy", spec, spaces)
+    loaded = load_policy(tmp_path / "policy")
+    assert loaded.spaces == spaces
+    assert loaded.spec == spec
+    np.testing.assert_array_equal(loaded.get_weights(), policy.get_weights())
+    obs = spaces.observation.sample()
+    assert loaded.act(obs, deterministic=True) == policy.act(obs, deterministic=True)
+
+
+def test_it_is_found_in_the_directory_of_the_run(tmp_path: Path) -> None:
+    policy = saved(tmp_path / "policy")
+    np.testing.assert_array_equal(flowrl.load_policy(tmp_path).get_weights(), policy.get_weights())
+
+
+def test_nothing_in_it_is_pickled(tmp_path: Path) -> None:
+    saved(tmp_path / "policy")
+    assert sorted(path.name for path in (tmp_path / "policy").iterdir()) == ["policy.json", "policy.safetensors"]
+    manifest = json.loads((tmp_path / "policy" / "policy.json").read_text())
+    assert manifest["format"] == 1
+    assert manifest["version"] == 7
+    assert manifest["action"] == {"kind": "Discrete", "n": 4, "start": 2}
+    assert manifest["spec"] == {"model": None, "hidden": [64, 64], "activation": "tanh"}
+
+
+def test_saving_again_replaces_it_and_leaves_nothing_aside(tmp_path: Path) -> None:
+    saved(tmp_path / "policy", PolicySpec(hidden=(5,)))
+    saved(tmp_path / "policy", PolicySpec(hidden=(6,)))
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+    assert load_policy(tmp_path).spec.hidden == (6,)
+
+
+def test_a_failed_save_keeps_the_policy_that_was_there(tmp_path: Path) -> None:
+    policy = saved(tmp_path / "policy")
+    other = Spaces(Dict({"camera": SPACES.observation}), SPACES.action)
+    with pytest.raises(ValueError, match=r"a policy with the observation space Dict\(.*cannot be saved"):
+        save_policy(tmp_path / "policy", state_of(policy, PolicySpec(), other))
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+    np.testing.assert_array_equal(load_policy(tmp_path).get_weights(), policy.get_weights())
+
+
+def test_a_module_that_cannot_be_imported_is_asked_for(tmp_path: Path) -> None:
+    def local(observation: Any, action: Any) -> torch.nn.Module:
+        return Narrow(observation, action)
+
+    policy = saved(tmp_path / "policy", PolicySpec(model=local))
+    with pytest.raises(ValueError, match=r"<locals>.local, which cannot be imported .*load_policy\(path, model=...\)"):
+        load_policy(tmp_path)
+    loaded = load_policy(tmp_path, model=local)
+    np.testing.assert_array_equal(loaded.get_weights(), policy.get_weights())
+
+
+def test_there_is_none(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no saved policy in .*: it has no policy.json"):
+        load_policy(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("policy.json", "{", "is damaged"),
+        ("policy.json", "[]", "has format None; this version of flowrl reads format 1"),
+        ("policy.json", '{"format": 2}', "has format 2; this version of flowrl reads format 1"),
+        ("policy.json", '{"format": 1}', "is damaged: 'observation' is missing"),
+        ("policy.safetensors", "", "is damaged"),
+        ("policy.safetensors", None, "is damaged"),
+    ],
+)
+def test_damage_is_named(tmp_path: Path, name: str, content: str | None, problem: str) -> None:
+    saved(tmp_path / "policy")
+    if content is None:
+        (tmp_path / "policy" / name).unlink()
+    else:
+        (tmp_path / "policy" / name).write_text(content)
+    with pytest.raises(ValueError, match=problem):
+        load_policy(tmp_path)
+
+
+def test_a_truncated_file_of_weights_is_damage(tmp_path: Path) -> None:
+    saved(tmp_path / "policy")
+    weights = tmp_path / "policy" / "policy.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="is damaged"):
+        load_policy(tmp_path)
