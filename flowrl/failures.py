@@ -1,0 +1,35 @@
+"""What a gather does when the process of a shard dies (an exception of user code is another matter)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Start a dead shard again, up to `times` in a row, waiting backoff_s, 2·backoff_s, 4·backoff_s … before each try.
+
+    The count starts anew when the restarted shard has answered.
+    """
+
+    times: int = 3
+    backoff_s: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.times < 1:
+            raise ValueError(f"Restart needs times >= 1, got {self.times}; to give up at once use Raise()")
+        if self.backoff_s < 0:
+            raise ValueError(f"backoff_s must not be negative, got {self.backoff_s}")
+
+
+@dataclass(frozen=True)
+class Ignore:
+    """Go on without a dead shard; the loss shows in the metrics. When no shard is left, ActorDied is raised."""
+
+
+@dataclass(frozen=True)
+class Raise:
+    """Stop the run with ActorDied."""
+
+
+FailurePolicy = Restart | Ignore | Raise

@@ -1,0 +1,179 @@
+"""Metrics as deltas: an actor records them, they ride in its answer, the driver merges each exactly once.
+
+A delta is `(node, policy, name, rule, value, weight)`; the rules are
+
+| rule | merge | reads as |
+|---|---|---|
+| sum | adds | the total |
+| mean | adds value·weight and weight | the weighted mean over the run |
+| last | replaces | the newest |
+| list | appends, keeps the newest `WINDOW` | the mean of the window; the total count beside it |
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+WINDOW = 100
+Delta = tuple[str, str | None, str, str, Any, float]
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A count that adds up over answers."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A value that is averaged over answers, by `weight`."""
+
+    value: float
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Last:
+    """A value of which only the newest matters."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Values that are all kept, up to the newest 100 (episode returns)."""
+
+    values: tuple[float, ...]
+
+
+def deltas_of(node: str, metrics: Mapping[Any, Any]) -> list[Delta]:
+    """The deltas of an Answer's metrics; a plain number is a Last, a key may be (policy, name)."""
+    found: list[Delta] = []
+    for key, entry in metrics.items():
+        policy, name = key if isinstance(key, tuple) else (None, key)
+        if isinstance(entry, Sum):
+            found.append((node, policy, name, "sum", float(entry.value), 1.0))
+        elif isinstance(entry, Mean):
+            found.append((node, policy, name, "mean", float(entry.value), float(entry.weight)))
+        elif isinstance(entry, Listed):
+            found.append((node, policy, name, "list", tuple(float(v) for v in entry.values), 1.0))
+        else:
+            value = entry.value if isinstance(entry, Last) else entry
+            found.append((node, policy, name, "last", float(value), 1.0))
+    return found
+
+
+class Recorder:
+    """`ctx.metrics`: records deltas under a node's name until they are taken."""
+
+    __slots__ = ("_deltas", "_node")
+
+    def __init__(self, node: str = ""):
+        self._node = node
+        self._deltas: list[Delta] = []
+
+    def take(self) -> list[Delta]:
+        """What was recorded since the last take."""
+        if not self._deltas:
+            return []
+        taken, self._deltas = self._deltas, []
+        return taken
+
+    def add(self, name: str, n: float = 1.0, *, policy: str | None = None) -> None:
+        """Adds n to a total."""
+        self._deltas.append((self._node, policy, name, "sum", float(n), 1.0))
+
+    def mean(self, name: str, value: float, *, weight: float = 1.0, policy: str | None = None) -> None:
+        """Averages a value over the run, by weight."""
+        self._deltas.append((self._node, policy, name, "mean", float(value), float(weight)))
+
+    def last(self, name: str, value: float, *, policy: str | None = None) -> None:
+        """Keeps the newest value."""
+        self._deltas.append((self._node, policy, name, "last", float(value), 1.0))
+
+    def list(self, name: str, values: Iterable[float], *, policy: str | None = None) -> None:
+        """Appends values; the newest 100 are kept."""
+        self._deltas.append((self._node, policy, name, "list", tuple(float(v) for v in values), 1.0))
+
+
+class _Cell:
+    __slots__ = ("rule", "total", "weight", "window")
+
+    def __init__(self, rule: str):
+        self.rule = rule
+        self.total: float = 0.0
+        self.weight: float = 0.0
+        self.window: deque[float] | None = deque(maxlen=WINDOW) if rule == "list" else None
+
+    def merge(self, value: Any, weight: float) -> None:
+        if self.rule == "sum":
+            self.total += value
+        elif self.rule == "mean":
+            self.total += value * weight
+            self.weight += weight
+        elif self.rule == "last":
+            self.total = value
+        else:
+            assert self.window is not None
+            self.window.extend(value)
+            self.total += len(value)
+
+    def read(self) -> float:
+        if self.rule == "mean":
+            return self.total / self.weight if self.weight else float("nan")
+        if self.window is not None:
+            return sum(self.window) / len(self.window) if self.window else float("nan")
+        return self.total
+
+
+class Table:
+    """The metrics of one run: every delta merged once, read by node, policy and name."""
+
+    def __init__(self) -> None:
+        self._cells: dict[tuple[str, str | None, str], _Cell] = {}
+
+    def merge(self, deltas: Iterable[Delta]) -> None:
+        """Merges deltas; a name that changes its rule is an error."""
+        for node, policy, name, rule, value, weight in deltas:
+            cell = self._cells.get((node, policy, name))
+            if cell is None:
+                cell = self._cells[(node, policy, name)] = _Cell(rule)
+            elif cell.rule != rule:
+                raise ValueError(
+                    f"metric {name!r} of node {node!r} was recorded as {cell.rule} and now as {rule}; use two names"
+                )
+            cell.merge(value, weight)
+
+    def read(self, node: str, name: str, policy: str | None = None) -> float | None:
+        """The merged value, or None where nothing was recorded."""
+        cell = self._cells.get((node, policy, name))
+        return None if cell is None else cell.read()
+
+    def window(self, name: str) -> list[float]:
+        """The newest values of a list metric, over all nodes and policies that recorded it."""
+        return [
+            v for (_, _, n), cell in self._cells.items() if n == name and cell.window is not None for v in cell.window
+        ]
+
+    def count(self, name: str) -> float:
+        """How many values a list metric, or what total a sum metric, got over all nodes."""
+        return sum(cell.total for (_, _, n), cell in self._cells.items() if n == name and cell.rule in ("list", "sum"))
+
+    def by_node(self) -> dict[str, dict[str, float]]:
+        """{node: {name or policy/name: value}}."""
+        tables: dict[str, dict[str, float]] = {}
+        for (node, policy, name), cell in self._cells.items():
+            tables.setdefault(node, {})[name if policy is None else f"{policy}/{name}"] = cell.read()
+        return tables
+
+    def policies(self) -> dict[str, dict[str, float]]:
+        """{policy: {name: value}} over all nodes, for what was recorded under a policy."""
+        tables: dict[str, dict[str, float]] = {}
+        for (_, policy, name), cell in self._cells.items():
+            if policy is not None:
+                tables.setdefault(policy, {})[name] = cell.read()
+        return tables

@@ -1,0 +1,178 @@
+"""What a node does: operators that compute, operators that ask an actor, and the context they get."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+
+from flowrl.metrics import Recorder
+
+if TYPE_CHECKING:
+    from flowrl.handles import ActorGroup, ActorHandle, Pending
+    from flowrl.ref import Ref
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+class ItemId(NamedTuple):
+    """Names one item of a node and says where it came from; an operator that holds items back keeps it."""
+
+    number: int
+    origins: tuple[Any, ...] = ()
+    policy_version: int | None = None
+
+
+class Context:
+    """What an operator is told about the item at hand, and what it may say."""
+
+    __slots__ = ("_emitted", "_run", "env_steps", "item_id", "metrics")
+
+    def __init__(self, node: str = "", run: Any = None):
+        self.metrics = Recorder(node)
+        self.item_id = ItemId(-1)
+        self.env_steps = 0  # of the whole run, at the driver; what schedules are functions of
+        self._run = run
+        self._emitted: list[tuple[Any, tuple[ItemId, ...]]] = []
+
+    @property
+    def origins(self) -> tuple[ActorHandle[Any], ...]:
+        """The actors that this item came from (sources, never learners)."""
+        origins = self.item_id.origins
+        return origins if self._run is None else self._run.bound(origins)
+
+    @property
+    def policy_version(self) -> int | None:
+        """The oldest version of the weights that made this item."""
+        return self.item_id.policy_version
+
+    def actors(self, group: ActorGroup[Any]) -> tuple[ActorHandle[Any], ...]:
+        """The live handles of a group.
+
+        Raises:
+            RuntimeError: in a shard, which has no handles: gather first and message from the driver.
+        """
+        return self._need_run("actors").actors_of(group)
+
+    def published(self, learner: ActorHandle[Any]) -> tuple[int, Ref[Any]] | None:
+        """The newest weights that an actor published with its answers, as (version, reference); None before the first."""
+        return self._need_run("published").published(learner)
+
+    @property
+    def groups(self) -> Mapping[str, tuple[ActorHandle[Any], ...]]:
+        """Every group of the run by name."""
+        return self._need_run("groups").groups()
+
+    def having(self, method: str) -> tuple[ActorHandle[Any], ...]:
+        """The actors of the run whose class has a method of this name, sources first."""
+        return self._need_run("having").having(method)
+
+    @property
+    def report(self) -> Any:
+        """The whole run's metrics and counters (`flowrl.engine.stats.Accounts`)."""
+        return self._need_run("report").report()
+
+    def emit(self, value: Any, sources: Sequence[ItemId]) -> None:
+        """Sends a result out with exact provenance: the items that it was made of."""
+        self._emitted.append((value, tuple(sources)))
+
+    def _need_run(self, what: str) -> Any:
+        if self._run is None:
+            raise RuntimeError(
+                f"ctx.{what} is for operators on the driver; this one runs inside a shard: gather the flow first"
+            )
+        return self._run
+
+
+@dataclass
+class Operator(Generic[In, Out]):
+    """A node's work. A dataclass: its fields are configuration and never change, its repr is its label.
+
+    Run state is made in `open()` under underscore names. `wants` says what `process` gets: the value,
+    or a `Ref` to it. `pure` operators give exactly one result an item from the item alone, so they may be
+    deferred to where the item arrives. `needs` and `adds` are batch columns, checked when a run is built.
+    """
+
+    wants: ClassVar[Literal["value", "reference"]] = "value"
+    needs: ClassVar[frozenset[str]] = frozenset()
+    adds: ClassVar[frozenset[str]] = frozenset()
+    pure: ClassVar[bool] = False
+    hands_on: ClassVar[bool] = False  # what process yields is only whether the very input goes on (filter, tap)
+
+    def required_columns(self) -> frozenset[str]:
+        """The batch columns that items must have; `needs`, unless the configuration says more."""
+        return self.needs
+
+    def open(self) -> None:
+        """Makes the run state. Called once a run (and once a shard) on a copy of the operator."""
+
+    def process(self, value: Any, ctx: Context) -> Iterable[Any]:
+        """Yields 0..n results for one item."""
+        raise NotImplementedError(f"{type(self).__name__} must define process(self, value, ctx)")
+
+    def finish(self, ctx: Context) -> Iterable[Any]:
+        """Yields what is left when upstream has ended."""
+        return ()
+
+    def actor_started(self, handle: ActorHandle[Any], ctx: Context) -> None:
+        """An actor has started or restarted; called before its first pull."""
+
+    def close(self) -> None:
+        """Frees what open() took."""
+
+    def get_state(self) -> dict[str, Any]:
+        """The run state, enough to go on from here: by default every underscore attribute."""
+        return {name: value for name, value in vars(self).items() if name.startswith("_")}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on from a state; called after open()."""
+        vars(self).update(state)
+
+
+@dataclass
+class AskOperator(Operator[In, Out]):
+    """A node that makes one actor call an item. At most `in_flight` calls are out; results keep the order.
+
+    The window is filled before its head comes out.
+    """
+
+    wants: ClassVar[Literal["value", "reference"]] = "reference"
+
+    @property
+    def calls_in_flight(self) -> int:
+        """How many calls may be out: the field `in_flight` where the operator has one, else 1."""
+        return int(getattr(self, "in_flight", 1))
+
+    def ask(self, value: Ref[Any], ctx: Context) -> Pending[Any]:
+        """The call for one item."""
+        raise NotImplementedError(f"{type(self).__name__} must define ask(self, value, ctx)")
+
+
+_NOT_STREAMS = (str, bytes, Mapping)
+
+
+def results_of(op: Operator[Any, Any], value: Any, ctx: Context) -> Iterable[Any]:
+    """`op.process`, refusing a returned item where an iterable of results is due."""
+    results = op.process(value, ctx)
+    if type(results) is types.GeneratorType:
+        return results
+    return checked_results(op, "process", results)
+
+
+def checked_results(op: Operator[Any, Any], method: str, results: Any) -> Iterable[Any]:
+    """The results as they are, if they are an iterable of results.
+
+    Raises:
+        TypeError: for None, a Batch, an array or a string: an item that was returned instead of yielded.
+    """
+    if results is None:
+        raise TypeError(
+            f"{type(op).__name__}.{method} returned None; it must yield its results (or `return ()` for none)"
+        )
+    if isinstance(results, _NOT_STREAMS) or hasattr(results, "__array__") or not isinstance(results, Iterable):
+        raise TypeError(
+            f"{type(op).__name__}.{method} returned a {type(results).__name__}; write `yield value` instead of `return value`"
+        )
+    return results

@@ -1,0 +1,202 @@
+"""References to payloads that stay where they are, and the small Info that the driver gets of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from flowrl.metrics import Delta
+    from flowrl.operator import Operator
+
+T = TypeVar("T")
+
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+class Info(NamedTuple):
+    """What the driver knows of an item without fetching it.
+
+    `env_steps` and `agent_steps` count valid transitions in the item, `policy_version` is the oldest
+    version of the weights that made it (None where no policy did), `nbytes` its size, `metrics` what
+    the actor said of this answer, `policies` agent steps by policy id (multi-agent items only).
+    """
+
+    env_steps: int = 0
+    agent_steps: int = 0
+    policy_version: int | None = None
+    nbytes: int = 0
+    metrics: Mapping[str, float] = _NOTHING
+    policies: Mapping[str, int] = _NOTHING
+
+    @staticmethod
+    def of(value: object) -> Info:
+        """The Info of a value: a Batch says its own (duck-typed by `info()`), anything else counts nothing."""
+        describe = getattr(value, "info", None)
+        if callable(describe):
+            info = describe()
+            if isinstance(info, Info):
+                return info
+        return Info(nbytes=int(getattr(value, "nbytes", 0) or 0))
+
+    @staticmethod
+    def total(infos: Iterable[Info]) -> Info:
+        """The sum of several items: steps and bytes add up, the oldest version stands."""
+        env_steps = agent_steps = nbytes = 0
+        version: int | None = None
+        policies: dict[str, int] = {}
+        for info in infos:
+            env_steps += info.env_steps
+            agent_steps += info.agent_steps
+            nbytes += info.nbytes
+            version = oldest(version, info.policy_version)
+            for policy, steps in info.policies.items():
+                policies[policy] = policies.get(policy, 0) + steps
+        return Info(env_steps, agent_steps, version, nbytes, {}, policies)
+
+
+def oldest(a: int | None, b: int | None) -> int | None:
+    """The smaller of two versions; None says nothing."""
+    if a is None:
+        return b
+    if b is None:
+        return a
+    return min(a, b)
+
+
+@dataclass(frozen=True)
+class Answer(Generic[T]):
+    """What an actor's method returns when it has more to say than its payload.
+
+    `metrics` maps a name to a number (the newest stands) or to a rule of `flowrl.metrics`
+    (`Sum(n)`, `Mean(value, weight)`, `Listed(values)`); they merge once on the driver. A key may be
+    `(policy, name)`. `published` are flat weights that other actors may want, with `policy_version`
+    their version.
+    """
+
+    payload: T
+    metrics: Mapping[Any, Any] = field(default_factory=dict)
+    policy_version: int | None = None
+    published: Any = None
+    env_steps: int | None = None
+
+
+class Leaf:
+    """One stored payload, or a value that the driver itself holds.
+
+    `slot` is the index into the answer's items, or "published" for the weights beside them.
+    """
+
+    __slots__ = ("payload", "slot", "value")
+
+    def __init__(self, payload: Any = None, slot: int | str = 0, value: Any = None):
+        self.payload, self.slot, self.value = payload, slot, value
+
+
+class Ref(Generic[T]):
+    """A payload in the object store: its parts, plus pure operators still to be applied where it arrives.
+
+    A Ref is immutable. `get()` brings the value to the driver; sending the Ref to an actor
+    (`handle.ask(method, ref)`) does not.
+    """
+
+    __slots__ = ("_fetch", "_tree", "info")
+
+    def __init__(self, tree: Any, info: Info, fetch: Callable[[Ref[Any]], Any] | None = None):
+        self._tree, self.info, self._fetch = tree, info, fetch
+
+    @staticmethod
+    def of(value: T, info: Info | None = None) -> Ref[T]:
+        """A reference to a value that the driver holds."""
+        return Ref(Leaf(value=value), Info.of(value) if info is None else info)
+
+    def then(self, op: Operator[T, Any], *, name: str | None = None, where: str | None = None) -> Ref[Any]:
+        """This item with a pure one-to-one operator applied where it arrives."""
+        return Ref(Then(self._tree, op, name or type(op).__name__, where), self.info, self._fetch)
+
+    @staticmethod
+    def concat(refs: Sequence[Ref[T]]) -> Ref[T]:
+        """One item out of several, joined where it arrives (`type(item).concat`)."""
+        if not refs:
+            raise ValueError("Ref.concat needs at least one reference, got none")
+        if len(refs) == 1:
+            return refs[0]
+        fetch = next((ref._fetch for ref in refs if ref._fetch is not None), None)
+        return Ref(Joined(tuple(ref._tree for ref in refs)), Info.total(ref.info for ref in refs), fetch)
+
+    def with_info(self, **changes: Any) -> Ref[T]:
+        """The same payload with other figures beside it."""
+        return Ref(self._tree, self.info._replace(**changes), self._fetch)
+
+    def get(self) -> T:
+        """The value, fetched to the driver; deferred operators are applied now."""
+        if self._fetch is not None:
+            return self._fetch(self)
+        return resolve(self._tree, _held_value)
+
+    def __repr__(self) -> str:
+        return f"Ref({self.info.env_steps} env steps, {self.info.nbytes:,} bytes)"
+
+
+class Then:
+    """A deferred operator over a tree; `name` and `where` say which node, for errors."""
+
+    __slots__ = ("name", "op", "tree", "where")
+
+    def __init__(self, tree: Any, op: Any, name: str, where: str | None):
+        self.tree, self.op, self.name, self.where = tree, op, name, where
+
+
+class Joined:
+    """Several trees joined into one item."""
+
+    __slots__ = ("trees",)
+
+    def __init__(self, trees: tuple[Any, ...]):
+        self.trees = trees
+
+
+def resolve(tree: Any, load: Callable[[Leaf], Any], deltas: list[Delta] | None = None) -> Any:
+    """The value of a tree: leaves by `load`, then joined and deferred operators applied, their metrics to `deltas`."""
+    if isinstance(tree, Leaf):
+        return load(tree)
+    if isinstance(tree, Joined):
+        return join([resolve(part, load, deltas) for part in tree.trees])
+    return apply_deferred(tree, resolve(tree.tree, load, deltas), deltas)
+
+
+def apply_deferred(then: Then, value: Any, deltas: list[Delta] | None = None) -> Any:
+    """One result of a pure operator; an error of it names the deferred node."""
+    from flowrl.operator import Context, results_of
+
+    ctx = Context(then.name)
+    try:
+        results = list(results_of(then.op, value, ctx))
+    except Exception as error:
+        error.add_note(f"in the deferred node {then.name!r}" + (f", defined at {then.where}" if then.where else ""))
+        raise
+    if deltas is not None:
+        deltas.extend(ctx.metrics.take())
+    if len(results) != 1:
+        raise ValueError(
+            f"the deferred node {then.name!r} is marked pure, so it must give exactly one result an item; it gave {len(results)}"
+        )
+    return results[0]
+
+
+def join(values: Sequence[Any]) -> Any:
+    """Several items as one, by the `concat` of their type."""
+    concat = getattr(type(values[0]), "concat", None)
+    if concat is None:
+        raise TypeError(
+            f"cannot join items of type {type(values[0]).__name__}: give the type a static method concat(items), as Batch has"
+        )
+    return concat(list(values))
+
+
+def _held_value(leaf: Leaf) -> Any:
+    if leaf.payload is not None:
+        raise RuntimeError("this reference belongs to a run; only the run can fetch it")
+    return leaf.value

@@ -1,0 +1,99 @@
+"""Where items come from: actors, lists, iterators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from flowrl import graph
+from flowrl.errors import EndOfStream, GraphError
+from flowrl.flow import Flow, ParallelFlow
+from flowrl.handles import ActorGroup, _describe
+from flowrl.places import calling_place
+
+T = TypeVar("T")
+
+
+def from_actors(
+    group: ActorGroup[Any], method: str | Callable[..., Any], *args: Any, name: str | None = None
+) -> ParallelFlow[Any]:
+    """A shard in each actor of a group: each pull asks `method(*args)`; it raises EndOfStream to end its shard.
+
+    Raises:
+        GraphError: the class has no such method.
+    """
+    if not isinstance(group, ActorGroup):
+        raise GraphError(f"from_actors needs a group made by flowrl.actors(...), got {group!r}")
+    cls = group.actor_class
+    if isinstance(method, str) and isinstance(cls, type) and not callable(getattr(cls, method, None)):
+        raise GraphError(f"from_actors: {cls.__name__} (group {group.name!r}) has no method {method!r}")
+    label = name or "from_actors"
+    return ParallelFlow(graph.Shards(label=label, where=calling_place(), group=group, method=method, args=args))
+
+
+def from_items(items: Sequence[T], *, num_shards: int, repeat: bool = False) -> ParallelFlow[T]:
+    """The items of a sequence, item i in shard i % num_shards; over and over with repeat."""
+    held = list(items)
+    if isinstance(num_shards, bool) or not isinstance(num_shards, int) or num_shards < 1:
+        raise GraphError(f"from_items needs num_shards >= 1, got {num_shards!r}")
+    parts = [held[i::num_shards] for i in range(num_shards)]
+    return _iterated([_ListMaker(part) for part in parts], repeat, "from_items")
+
+
+def from_iterators(makers: Sequence[Callable[[], Iterable[T]]], *, repeat: bool = False) -> ParallelFlow[T]:
+    """A shard for each function that makes an iterable; made anew at its end with repeat."""
+    makers = list(makers)
+    if not makers:
+        raise GraphError("from_iterators needs at least one function that makes an iterable, got none")
+    for make in makers:
+        if not callable(make):
+            raise GraphError(f"from_iterators needs functions that make an iterable, got {make!r}; write lambda: ...")
+    return _iterated(makers, repeat, "from_iterators")
+
+
+def from_iterable(make_iterator: Callable[[], Iterable[T]]) -> Flow[T]:
+    """The items of an iterable that the driver makes when the run starts."""
+    if not callable(make_iterator):
+        raise GraphError(
+            f"from_iterable needs a function that makes an iterable, got {make_iterator!r}; write lambda: ..."
+        )
+    return Flow(graph.Iterate(label="from_iterable", where=calling_place(), make=make_iterator))
+
+
+def _iterated(makers: Sequence[Callable[[], Iterable[Any]]], repeat: bool, label: str) -> ParallelFlow[Any]:
+    group = _describe(
+        IteratorShard, (tuple(makers), repeat), {}, len(makers), f"{label}-shards", None, 0, None, auto_named=True
+    )
+    return ParallelFlow(graph.Shards(label=label, where=calling_place(), group=group, method="next_item"))
+
+
+class _ListMaker:
+    """A list as a function that makes an iterable; equal to a closure, and short in an error."""
+
+    def __init__(self, items: list[Any]):
+        self.items = items
+
+    def __call__(self) -> list[Any]:
+        return self.items
+
+
+class IteratorShard:
+    """The actor behind from_items and from_iterators: one item a call."""
+
+    def __init__(self, makers: Sequence[Callable[[], Iterable[Any]]], repeat: bool, *, index: int = 0):
+        self._make, self._repeat = makers[index], repeat
+        self._iterator: Iterator[Any] = iter(self._make())
+        self._fresh = True
+
+    def next_item(self) -> Any:
+        """The next item of the iterator."""
+        while True:
+            try:
+                item = next(self._iterator)
+            except StopIteration:
+                if not self._repeat or self._fresh:
+                    raise EndOfStream from None
+                self._iterator, self._fresh = iter(self._make()), True
+                continue
+            self._fresh = False
+            return item

@@ -1,0 +1,82 @@
+"""Metric rules: what merges how, and that the policy is part of the key."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowrl.metrics import WINDOW, Last, Listed, Mean, Recorder, Sum, Table, deltas_of
+
+
+def test_rules():
+    table = Table()
+    table.merge(deltas_of("n", {"a": Sum(2), "b": Mean(1.0, weight=3), "c": 5, "d": Listed((1.0, 2.0)), "e": Last(7)}))
+    table.merge(deltas_of("n", {"a": Sum(3), "b": Mean(5.0, weight=1), "c": 6, "d": Listed((6.0,)), "e": Last(8)}))
+    assert table.read("n", "a") == 5
+    assert table.read("n", "b") == (1 * 3 + 5 * 1) / 4
+    assert table.read("n", "c") == 6
+    assert table.read("n", "d") == 3.0
+    assert table.read("n", "e") == 8
+    assert table.read("n", "unknown") is None
+    assert table.count("d") == 3
+    assert table.window("d") == [1.0, 2.0, 6.0]
+
+
+def test_a_list_keeps_the_newest_and_counts_all():
+    table = Table()
+    table.merge([("n", None, "r", "list", tuple(float(i) for i in range(WINDOW + 50)), 1.0)])
+    assert table.window("r") == [float(i) for i in range(50, WINDOW + 50)]
+    assert table.count("r") == WINDOW + 50
+
+
+def test_the_policy_is_part_of_the_key():
+    table = Table()
+    table.merge(deltas_of("train", {("ppo", "loss"): 1.0, ("dqn", "loss"): 2.0, "loss": 3.0}))
+    assert table.policies() == {"ppo": {"loss": 1.0}, "dqn": {"loss": 2.0}}
+    assert table.by_node() == {"train": {"ppo/loss": 1.0, "dqn/loss": 2.0, "loss": 3.0}}
+
+
+def test_a_name_that_changes_its_rule_is_refused():
+    table = Table()
+    table.merge(deltas_of("n", {"x": Sum(1)}))
+    with pytest.raises(ValueError, match="metric 'x' of node 'n' was recorded as sum and now as last"):
+        table.merge(deltas_of("n", {"x": 1}))
+
+
+def test_a_recorder_gives_each_delta_once():
+    recorder = Recorder("n")
+    recorder.add("a", 2)
+    recorder.mean("b", 1.5, weight=2, policy="p")
+    recorder.last("c", 3)
+    recorder.list("d", [1, 2])
+    assert recorder.take() == [
+        ("n", None, "a", "sum", 2.0, 1.0),
+        ("n", "p", "b", "mean", 1.5, 2.0),
+        ("n", None, "c", "last", 3.0, 1.0),
+        ("n", None, "d", "list", (1.0, 2.0), 1.0),
+    ]
+    assert recorder.take() == []
+
+
+def test_a_mean_of_nothing_is_nan():
+    table = Table()
+    table.merge([("n", None, "m", "mean", 1.0, 0.0)])
+    value = table.read("n", "m")
+    assert value is not None
+    assert math.isnan(value)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["sum", "mean"]), st.floats(-1e3, 1e3), st.floats(0.1, 10)), max_size=30),
+    st.integers(0, 30),
+)
+def test_merging_in_parts_equals_merging_at_once(entries, cut):
+    deltas = [("n", None, rule, rule, value, weight) for rule, value, weight in entries]
+    whole, parts = Table(), Table()
+    whole.merge(deltas)
+    parts.merge(deltas[:cut])
+    parts.merge(deltas[cut:])
+    assert whole.by_node() == parts.by_node()
