@@ -1,0 +1,1 @@
+"""Where actors live: in this process, or in Ray."""

@@ -1,0 +1,111 @@
+"""Actors in this process: a message is worked on as it is sent, so a debugger steps from the graph into the actor."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from time import monotonic, sleep
+from typing import Any
+
+from flowrl.backends.protocol import GroupPlan, Sent
+from flowrl.engine.host import Host
+from flowrl.engine.transport import pack, unpack
+
+
+class Stored:
+    """A payload as it would lie in an object store: bytes, of which every reader gets a read-only copy."""
+
+    __slots__ = ("packed",)
+
+    def __init__(self, value: Any):
+        self.packed = pack(value)
+
+    def load(self) -> Any:
+        """The value."""
+        return unpack(self.packed)
+
+
+class Shared:
+    """A payload handed on as the very object (`Local(isolate=False)`)."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def load(self) -> Any:
+        """The value."""
+        return self.value
+
+
+class _LocalActor:
+    def __init__(self, host: Host):
+        self.host = host
+        self.lock = threading.RLock()
+
+
+class Local:
+    """Runs a graph in this process, one call at a time.
+
+    isolate: payloads are copied and arrive read-only, as in Ray. False is faster and outside the promise of equal numbers.
+    """
+
+    def __init__(self, isolate: bool = True):
+        self.isolate = isolate
+
+    def __repr__(self) -> str:
+        return "Local()" if self.isolate else "Local(isolate=False)"
+
+    def describe(self) -> str:
+        """A few words for explain()."""
+        return "in this process"
+
+    def placement(self, plan: GroupPlan) -> str:
+        """Where a group will run."""
+        return "in this process"
+
+    def open(self, plans: Sequence[GroupPlan]) -> list[str]:
+        """Nothing to start."""
+        return []
+
+    def create(self, plan: GroupPlan, index: int) -> _LocalActor:
+        """A host in this process."""
+        return _LocalActor(Host(plan.name, index))
+
+    def send(self, actor: _LocalActor, message: bytes, payloads: Sequence[Any], *, start: bool = False) -> Sent:
+        """Works on the message now."""
+        with actor.lock:
+            record, payload = actor.host.call(message, *[stored.load() for stored in payloads])
+        sent = Sent(None, Stored(payload) if self.isolate else Shared(payload))
+        sent.record = record
+        return sent
+
+    def poll(self, sent: Sequence[Sent], timeout_s: float | None) -> list[Sent]:
+        """All of them: everything is answered when it is sent."""
+        if not sent and timeout_s:
+            sleep(timeout_s)
+        return list(sent)
+
+    def load(self, payload: Any) -> Any:
+        """The payload's value."""
+        return payload.load()
+
+    def restart(self, actor: _LocalActor, plan: GroupPlan, index: int) -> _LocalActor:
+        """A new host in this process."""
+        return self.create(plan, index)
+
+    def now(self) -> float:
+        """Seconds of the monotonic clock."""
+        return monotonic()
+
+    def kill(self, actor: _LocalActor) -> None:
+        """Forgets the actor's object."""
+        actor.host.object = None
+        actor.host.shards = {}
+
+    def gone(self) -> bool:
+        """Never: it is this process."""
+        return False
+
+    def close(self) -> None:
+        """Nothing to give back."""

@@ -1,0 +1,95 @@
+"""What the engine asks of a backend: make actors, send them messages, say which answers are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass
+class Died:
+    """In place of a record: the actor's process ended (or could not be reached) before it answered."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """What a group needs: how many actors, and of which resources each."""
+
+    name: str
+    count: int
+    cpus: float
+    gpus: float
+    resources: dict[str, float] = field(default_factory=dict)
+    restarts: bool = False
+
+
+class Sent:
+    """A message on its way: `record` is filled when the answer is there, `payload` can be sent on at once."""
+
+    __slots__ = ("payload", "record", "token")
+
+    def __init__(self, token: Any = None, payload: Any = None):
+        self.token, self.payload = token, payload
+        self.record: bytes | Died | None = None
+
+
+class Backend(Protocol):
+    """A place where actors live. Calls on one actor are first in, first out."""
+
+    def describe(self) -> str:
+        """A few words for explain()."""
+        ...
+
+    def placement(self, plan: GroupPlan) -> str:
+        """Where a group will run, for explain()."""
+        ...
+
+    def open(self, plans: Sequence[GroupPlan]) -> list[str]:
+        """Joins or starts what the actors live in; returns warnings.
+
+        Raises:
+            StartError: the resources are missing; says which.
+        """
+        ...
+
+    def create(self, plan: GroupPlan, index: int) -> Any:
+        """Begins to start one host; does not wait. Returns what `send` takes."""
+        ...
+
+    def send(self, actor: Any, message: bytes, payloads: Sequence[Any], *, start: bool = False) -> Sent:
+        """Sends one message; does not wait."""
+        ...
+
+    def poll(self, sent: Sequence[Sent], timeout_s: float | None) -> list[Sent]:
+        """Those of the messages that are answered, waiting for at least one until timeout_s (None: as long as it takes).
+
+        Their `record` is filled. Without messages it only waits. A message whose record is there is answered.
+        """
+        ...
+
+    def load(self, payload: Any) -> Any:
+        """The payload's value, brought to the driver."""
+        ...
+
+    def restart(self, actor: Any, plan: GroupPlan, index: int) -> Any:
+        """An actor in place of one whose process ended; the same handle where the backend restarts it by itself."""
+        ...
+
+    def now(self) -> float:
+        """Seconds on this backend's clock."""
+        ...
+
+    def kill(self, actor: Any) -> None:
+        """Ends one actor's process, for good."""
+        ...
+
+    def gone(self) -> bool:
+        """Whether what the actors lived in has ended by itself, so that there is nobody left to message."""
+        ...
+
+    def close(self) -> None:
+        """Gives back what open() took."""
+        ...

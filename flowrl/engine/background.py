@@ -1,0 +1,121 @@
+"""A run moved on by a thread, for notebooks: pause, look, resume, stop."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from flowrl.engine.run import Run
+
+T = TypeVar("T")
+
+
+class Handle(Generic[T]):
+    """A run in the background. `latest` is its newest item, `count` how many came, `error` what stopped it."""
+
+    def __init__(self, run: Run[T]):
+        self._run = run
+        self._changed = threading.Condition()
+        self._wanted: Literal["move", "pause", "stop"] = "move"
+        self._moving = True  # from before the thread starts until it rests
+        self.latest: T | None = None
+        self.count = 0
+        self.error: BaseException | None = None
+        self.done = False
+        self._thread = threading.Thread(target=self._drive, name="flowrl-run", daemon=True)
+        self._thread.start()
+
+    @property
+    def driving(self) -> bool:
+        """Whether the thread moves the run on now."""
+        return self._moving
+
+    def pause(self, timeout_s: float | None = None) -> T | None:
+        """Stops after the item at hand and returns it; `run.step()` may be used until resume().
+
+        Raises:
+            TimeoutError: the item at hand took longer than timeout_s; the run still stops after it.
+            The run's own exception, where it was stopped by one.
+        """
+        with self._changed:
+            if self._wanted == "move":
+                self._wanted = "pause"
+                self._changed.notify_all()
+            if not self._changed.wait_for(lambda: not self._moving, timeout_s):
+                raise TimeoutError(f"the run has not come to the end of an item within {timeout_s} s")
+        return self._told()
+
+    def resume(self) -> None:
+        """Moves on after pause()."""
+        with self._changed:
+            if self._wanted == "pause" and not self.done:
+                self._wanted, self._moving = "move", True
+                self._changed.notify_all()
+
+    def wait(self, count: int, timeout_s: float | None = None) -> T | None:
+        """Waits until `count` items have come, or the run has ended; returns the newest.
+
+        Raises:
+            TimeoutError: it took longer than timeout_s.
+            The run's own exception, where it was stopped by one.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.count >= count or self.done, timeout_s):
+                raise TimeoutError(f"{self.count} of {count} items have come within {timeout_s} s")
+        return self._told()
+
+    def join(self, timeout_s: float | None = None) -> T | None:
+        """Waits for the run's end and returns its last item.
+
+        Raises:
+            TimeoutError: it took longer than timeout_s.
+            The run's own exception, where it was stopped by one.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.done, timeout_s):
+                raise TimeoutError(f"the run has not ended within {timeout_s} s")
+        return self._told()
+
+    def stop(self, timeout_s: float | None = None) -> bool:
+        """Ends the thread after the item at hand; the run stays usable. False if that took longer than timeout_s."""
+        with self._changed:
+            self._wanted = "stop"
+            self._changed.notify_all()
+        if threading.current_thread() is self._thread:
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _told(self) -> T | None:
+        if self.error is not None:
+            raise self.error
+        return self.latest
+
+    def _goes_on(self) -> bool:
+        """Rests while paused; whether to move on."""
+        with self._changed:
+            if self._wanted == "pause":
+                self._moving = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._wanted != "pause")
+            return self._wanted == "move"
+
+    def _drive(self) -> None:
+        error: BaseException | None = None
+        try:
+            while self._goes_on():
+                item = self._run.advance()
+                with self._changed:
+                    self.latest, self.count = item, self.count + 1
+                    self._changed.notify_all()
+        except StopIteration:
+            pass
+        except BaseException as raised:
+            error = raised
+        finally:
+            with self._changed:
+                # What close() provokes in the middle of an item is no failure of the run.
+                self.error = None if self._run.closed and self._wanted == "stop" else error
+                self.done, self._moving = True, False
+                self._changed.notify_all()

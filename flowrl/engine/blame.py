@@ -1,0 +1,58 @@
+"""What an error of a run says beside its own text: node, the user's line, path, item, shard, policy version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NoReturn
+
+from flowrl.engine.failure import ErrorRecord, InNode, travelling
+
+
+class NodePlace:
+    """Where a node stands, for errors: its name, the user's file:line, the path from the source."""
+
+    __slots__ = ("name", "path", "where")
+
+    def __init__(self, name: str, where: str, path: str):
+        self.name, self.where, self.path = name, where, path
+
+
+Places = Mapping[str, NodePlace]
+
+
+def raise_record(
+    places: Places, record: ErrorRecord, node: str, shard: str | None, what: str | None = None
+) -> NoReturn:
+    """Raises what an actor answered, with a note."""
+    error = record.exception()
+    error.add_note(_note(places, record.node or node, record.item, shard, record.policy_version, what))
+    raise error
+
+
+def raise_located(places: Places, located: InNode) -> NoReturn:
+    """Raises what an operator on the driver raised, with a note."""
+    error = located.__cause__
+    assert error is not None
+    if isinstance(error, InNode):  # from a place nearer to the fault
+        raise_located(places, error)
+    told = travelling(error)
+    item = located.item
+    shard = ", ".join(handle.name for handle in item.origins) or None
+    number = item.number if item.number >= 0 else None
+    told.add_note(_note(places, located.node, number, shard, item.policy_version, None))
+    raise told
+
+
+def _note(places: Places, node: str, item: int | None, shard: str | None, version: int | None, what: str | None) -> str:
+    parts = [f"flowrl: in node {node!r}" if what is None else f"flowrl: in {what} of node {node!r}"]
+    place = places.get(node)
+    if place is not None:
+        parts.append(f"defined at {place.where}")
+        parts.append(f"path {place.path}")
+    if item is not None:
+        parts.append(f"item {item}")
+    if shard is not None:
+        parts.append(f"shard {shard}")
+    if version is not None:
+        parts.append(f"policy version {version}")
+    return "; ".join(parts)

@@ -1,0 +1,171 @@
+"""From a description to a running engine: names, copies, actors, cursors."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from flowrl import graph
+from flowrl.backends.protocol import Backend, GroupPlan
+from flowrl.checks import check_columns
+from flowrl.engine.blame import NodePlace
+from flowrl.engine.branches import BranchCursor, DuplicateCursor, UnionCursor
+from flowrl.engine.calls import ActorState
+from flowrl.engine.core import Engine
+from flowrl.engine.cursors import ApplyCursor, AskCursor, Cursor, IterateCursor, TakeCursor
+from flowrl.engine.failure import InNode
+from flowrl.engine.gathers import AsyncGatherCursor, GatherCursor, ShardFeed, SyncGatherCursor
+from flowrl.engine.host import Pipeline, Start
+from flowrl.engine.pickling import own_copy, pickled
+from flowrl.engine.stage import Stage
+from flowrl.engine.stats import Accounts
+from flowrl.engine.view import NodeView
+from flowrl.errors import GraphError
+from flowrl.failures import Restart
+from flowrl.handles import ActorGroup
+from flowrl.operator import AskOperator, Context
+
+
+def build(root: graph.Node, backend: Backend, seed: int | None, *, one_each: bool = False) -> Engine:
+    """An engine with its actors started and greeted, ready for its first pull.
+
+    one_each: a single actor of each group, whatever the description says (for `flow.check()`).
+    """
+    if root.parallel:
+        raise GraphError("a ParallelFlow lives in its shards; gather it (gather_sync, gather_async) before running it")
+    graph.check_depth(root)
+    names = graph.names_of(root)
+    groups = graph.groups_of(root)
+    if one_each:
+        counts = dict.fromkeys(groups, 1)
+    else:
+        counts = {name: group.count for name, group in groups.items()}
+    check_columns(root, names)
+    sources = frozenset(graph.source_group(node, groups) for node in names if isinstance(node, graph.Shards))
+    accounts = Accounts(list(names.values()), counts, sources, backend.now)
+    whole_seed = secrets.randbits(63) if seed is None else seed
+    engine = Engine(backend, accounts, whole_seed, graph.why_not_deterministic(root, names) is None)
+    for node, name in names.items():
+        engine.places[name] = NodePlace(name, node.where, graph.path_to(node, names))
+    for name, group in groups.items():
+        engine.states[name] = [ActorState(name, i, group.actor_class, None) for i in range(counts[name])]
+    builder = _Builder(engine, names, groups)
+    try:
+        engine.root = builder.cursor(root)
+        engine.cursors = list(builder.cursors.values())
+        _start_actors(engine, groups, builder.pipelines, builder.restarts)
+    except InNode as located:
+        failed = located
+    except BaseException:
+        engine.close()
+        raise
+    else:
+        return engine
+    engine.close()
+    engine.raise_located(failed)
+
+
+class _Builder:
+    """Makes a cursor for each driver node and a pipeline for each shard."""
+
+    def __init__(self, engine: Engine, names: Mapping[graph.Node, str], groups: Mapping[str, ActorGroup[Any]]):
+        self.engine, self.names, self.groups = engine, names, groups
+        self.cursors: dict[graph.Node, Cursor] = {}
+        self.pipelines: dict[str, dict[str, Pipeline]] = {name: {} for name in groups}
+        self.restarts: dict[str, bool] = {}
+
+    def cursor(self, root: graph.Node) -> Cursor:
+        """The cursor of a driver node; its upstream first."""
+        for node in graph.walk(root):
+            if not node.parallel:
+                self.cursors[node] = self._make(node)
+        return self.cursors[root]
+
+    def _make(self, node: graph.Node) -> Cursor:
+        name, engine = self.names[node], self.engine
+        if isinstance(node, graph.Gather):
+            return self._gather(node)
+        above = [self.cursors[up] for up in node.upstream]
+        if isinstance(node, graph.Iterate):
+            return IterateCursor(name, engine, node.make)
+        if isinstance(node, graph.Apply):
+            stage = Stage(name, own_copy(node.op, name, node.where), self._context(node))
+            stage.open()
+            engine.stages.append(stage)
+            if isinstance(stage.op, AskOperator):
+                return AskCursor(name, engine, above[0], stage)
+            return ApplyCursor(name, engine, above[0], stage, node.where)
+        if isinstance(node, graph.Take):
+            return TakeCursor(name, engine, above[0], node.n)
+        if isinstance(node, graph.Duplicate):
+            return DuplicateCursor(name, engine, above[0], node.max_lag, node.overflow)
+        if isinstance(node, graph.Branch):
+            assert isinstance(above[0], DuplicateCursor)
+            return BranchCursor(name, engine, above[0])
+        assert isinstance(node, graph.Unite), node
+        return UnionCursor(name, engine, above, node.mode, node.weights, node.emit)
+
+    def _context(self, node: graph.Node) -> Context:
+        return Context(self.names[node], NodeView(self.engine, self.names[node], node.prefix))
+
+    def _gather(self, node: graph.Gather) -> GatherCursor:
+        name, engine = self.names[node], self.engine
+        feeds: list[ShardFeed] = []
+        for source, path in graph.shard_paths(node.upstream[0]):
+            group = graph.source_group(source, self.groups)
+            key = f"{name}:{len(feeds)}:{self.names[source]}"
+            # Copies: two sources in one actor may have operators behind their union in common.
+            operators = tuple((self.names[step], own_copy(step.op, self.names[step], step.where)) for step in path)
+            self.pipelines[group][key] = Pipeline(self.names[source], source.method, source.args, operators)
+            self.restarts[group] = self.restarts.get(group, False) or isinstance(node.on_failure, Restart)
+            for state in engine.states[group]:
+                handle = engine.handle(state, name, held=True)
+                feeds.append(ShardFeed(state, handle, key, self.names[source]))
+        if node.mode == "sync":
+            return SyncGatherCursor(name, engine, feeds, node.on_failure)
+        return AsyncGatherCursor(name, engine, feeds, node.on_failure, node.num_async)
+
+
+def _start_actors(
+    engine: Engine,
+    groups: Mapping[str, ActorGroup[Any]],
+    pipelines: Mapping[str, Mapping[str, Pipeline]],
+    restarts: Mapping[str, bool],
+) -> None:
+    lives = engine.lives
+    for name, group in groups.items():
+        lives.plans[name] = GroupPlan(
+            name, len(engine.states[name]), group.cpus, group.gpus, dict(group.resources), restarts.get(name, False)
+        )
+        lives.bodies[name] = _start_body(engine, name, group, pipelines[name])
+    engine.accounts.warnings.extend(engine.backend.open(list(lives.plans.values())))
+    lives.bring_up()
+    lives.greet_all()
+    engine.accounts.begin()
+
+
+def _start_body(engine: Engine, name: str, group: ActorGroup[Any], pipelines: Mapping[str, Pipeline]) -> Any:
+    start = Start(group.cls, group.args, dict(group.kwargs), dict(pipelines))
+    packed = (_pickled_start(start, name, group, engine), ())
+    given = group.open_parameters()
+
+    def body(state: ActorState) -> Any:
+        values = {
+            "index": state.index,
+            "count": group.count,
+            "seed": engine.seed_of(name, state.index, state.incarnation),
+        }
+        return packed, {parameter: values[parameter] for parameter in given}
+
+    return body
+
+
+def _pickled_start(start: Start, name: str, group: ActorGroup[Any], engine: Engine) -> bytes:
+    # Part by part, so that an error names the node or the group that it stands in.
+    pickled((start.cls, start.args, start.kwargs), f"group {name!r} (described at {group.where})")
+    for line in start.pipelines.values():
+        pickled((line.method, line.args), f"node {line.source!r} (defined at {engine.places[line.source].where})")
+        for node, op in line.operators:
+            pickled(op, f"node {node!r} (defined at {engine.places[node].where})")
+    return pickled(start, f"group {name!r}")

@@ -1,0 +1,349 @@
+"""Calls and tells between the driver and its actors: sent, held, waited for, and accounted once."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+from flowrl.backends.protocol import Backend, Died, Sent
+from flowrl.engine.failure import ErrorRecord, record_of
+from flowrl.engine.host import FAILED, STALE, Record
+from flowrl.engine.interrupts import Interrupts, Mode
+from flowrl.engine.stats import Accounts
+from flowrl.engine.transport import Packed, item_of, pack_by_value, pack_call, unpack
+from flowrl.handles import ActorHandle, Pending
+from flowrl.ref import Info, Leaf, Ref
+
+ANSWERED, LOST, ERROR, OUT = "answered", "lost", "error", "out"
+
+
+class ActorState:
+    """What the driver knows of one actor: its mailbox of held tells, its incarnation, whether it is up.
+
+    up: its object is made. restarting: it died and is on its way up again. alive: neither of the two only where it is
+    gone for good.
+    """
+
+    __slots__ = (
+        "actor", "actor_class", "alive", "group", "incarnation", "index", "mail", "published", "pull_messages",
+        "restarting", "up",
+    )  # fmt: skip
+
+    def __init__(self, group: str, index: int, actor_class: Any, actor: Any):
+        self.group, self.index, self.actor_class, self.actor = group, index, actor_class, actor
+        self.incarnation = 0
+        self.alive, self.up, self.restarting = True, False, False
+        self.mail: list[Tell] = []
+        self.published: tuple[int, Ref[Any]] | None = None
+        self.pull_messages: dict[str, bytes] = {}
+
+    @property
+    def name(self) -> str:
+        """`workers[0]`."""
+        return f"{self.group}[{self.index}]"
+
+
+class Tell:
+    """A held tell. Of two with the same `collapse` key only the newest is delivered."""
+
+    __slots__ = ("collapse", "label", "method", "node", "packed", "payloads")
+
+    def __init__(self, node: str, method: Any, args: Sequence[Any], kwargs: dict[str, Any], to: ActorState):
+        self.node, self.label = node, method_label(method)
+        self.method = wire_method(method, to.actor_class)
+        self.packed, self.payloads = pack_call(args, kwargs, f"{to.name}, tell {self.label!r}")
+        self.collapse = (self.label, kwargs.get("policy")) if self.label == "set_weights" else None
+
+
+class Call:
+    """One message that is out, and its answer."""
+
+    __slots__ = (
+        "actor",
+        "arrived",
+        "incarnation",
+        "infos",
+        "kind",
+        "label",
+        "loaded",
+        "node",
+        "reason",
+        "record",
+        "sent",
+        "state",
+    )  # fmt: skip
+
+    def __init__(self, actor: ActorState, sent: Sent, kind: str, node: str, label: str):
+        self.actor, self.sent, self.kind, self.node, self.label = actor, sent, kind, node, label
+        self.incarnation = actor.incarnation
+        self.state = OUT
+        self.reason = ""  # why there is no answer, once it is lost
+        self.record: Record = Record()
+        self.infos: tuple[Info, ...] = ()
+        self.loaded: tuple[list[Any], Any] | None = None  # items and published weights, once the driver has them
+        self.arrived: Callable[[Call], None] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer, or the loss of it, is known."""
+        return self.state is not OUT
+
+    @property
+    def payload(self) -> Any:
+        """What the backend stores of the answer; may be sent on while the call is out."""
+        return self.sent.payload
+
+    def item(self, slot: int | str, backend: Backend) -> Any:
+        """One of the answer's items, or its published weights, brought to the driver once."""
+        if slot != "published" and self.record.inline is not None:
+            return unpack(self.record.inline)[slot]
+        if self.loaded is None:
+            self.loaded = backend.load(self.sent.payload)
+        return item_of(self.loaded, slot)
+
+    def held(self, slot: int | str) -> bool:
+        """Whether the driver has the value already."""
+        return self.loaded is not None or (slot != "published" and self.record.inline is not None)
+
+    def error(self) -> ErrorRecord | None:
+        """The failure that the actor answered."""
+        return self.record.error
+
+
+def method_label(method: Any) -> str:
+    """The method's name, for errors and statistics."""
+    return method if isinstance(method, str) else getattr(method, "__name__", repr(method))
+
+
+def wire_method(method: Any, actor_class: Any) -> str | Packed:
+    """A method by its name where it is one of the actor's class (so that overriding works), else the function itself."""
+    if isinstance(method, str):
+        return method
+    name = getattr(method, "__name__", "")
+    if any(vars(kind).get(name) is method for kind in getattr(actor_class, "__mro__", ())):
+        return name
+    return pack_by_value(method)
+
+
+class Calls:
+    """Sends messages and takes in answers. Thread-safe: handles of run.actors may be used from another thread.
+
+    A thread that does not move the run takes in the answers to its own calls only, and what it learns of deaths and
+    failed tells is left for the driver's next poll; so cursors change in one thread alone.
+    """
+
+    def __init__(self, backend: Backend, accounts: Accounts, interrupts: Interrupts):
+        self.backend, self.accounts, self.interrupts = backend, accounts, interrupts
+        self.pending: dict[Sent, Call] = {}
+        self.failed: list[tuple[str, str, ActorState, ErrorRecord]] = []  # to be raised at the next poll
+        self.deaths: list[tuple[ActorState, int, str]] = []  # with the incarnation; settled at the next poll
+        self.lost = 0
+        self._mailed: dict[ActorState, None] = {}
+        self.lock = threading.RLock()
+
+    def pull(self, state: ActorState, key: str, node: str) -> Call:
+        """Asks a shard for one step."""
+        if not state.mail:
+            message = state.pull_messages.get(key)
+            if message is None:
+                message = state.pull_messages[key] = pickle.dumps(("pull", state.incarnation, (), key), 5)
+            with self.lock:
+                return self._send(state, message, (), "pull", node, key)
+        return self._post(state, "pull", key, [], node, key)
+
+    def ask(self, state: ActorState, method: Any, args: Sequence[Any], kwargs: dict[str, Any], node: str) -> Call:
+        """Calls a method; the tells that wait for this actor ride along."""
+        packed, payloads = pack_call(args, kwargs, f"{state.name}, ask {method_label(method)!r}")
+        body = (node, wire_method(method, state.actor_class), packed)
+        return self._post(state, "ask", body, payloads, node, method_label(method))
+
+    def tell(
+        self, state: ActorState, method: Any, args: Sequence[Any], kwargs: dict[str, Any], node: str, *, held: bool
+    ) -> None:
+        """Holds a tell until the next ask, wait or close; without `held` it goes at once, behind those that wait."""
+        tell = Tell(node, method, args, kwargs, state)
+        with self.lock:
+            if not held and not state.restarting:
+                mail, state.mail = [*state.mail, tell], []
+                self._mailed.pop(state, None)
+                self._deliver(state, mail)
+                return
+            if tell.collapse is not None:
+                state.mail = [other for other in state.mail if other.collapse != tell.collapse]
+            state.mail.append(tell)
+            self._mailed[state] = None
+
+    def start(self, state: ActorState, body: Any) -> Call:
+        """Makes the actor's object (again)."""
+        message = pickle.dumps(("start", state.incarnation, (), body), 5)
+        state.pull_messages.clear()
+        with self.lock:
+            return self._send(state, message, (), "start", state.group, "start", start=True)
+
+    def stop(self, state: ActorState) -> Call:
+        """Asks the host to close the actor's object."""
+        return self._post(state, "close", None, [], state.group, "close")
+
+    def flush(self) -> None:
+        """Sends every held tell."""
+        if self._mailed:
+            with self.lock:
+                for state in [state for state in self._mailed if not state.restarting]:
+                    del self._mailed[state]
+                    mail, state.mail = state.mail, []
+                    if mail:
+                        self._deliver(state, mail)
+
+    def _deliver(self, state: ActorState, mail: list[Tell]) -> None:
+        if not state.alive:
+            return
+        tells, payloads = _together(mail, [])
+        message = pickle.dumps(("tell", state.incarnation, tells, None), 5)
+        self._send(state, message, payloads, "tell", mail[0].node, mail[-1].label)
+
+    def _post(self, state: ActorState, kind: str, body: Any, payloads: list[Any], node: str, label: str) -> Call:
+        with self.lock:
+            if not state.up:  # dead, or on its way up: a message would find nobody, or a host without an object
+                return self._unsent(state, kind, node, label)
+            tells: Any = ()
+            if state.mail:
+                # The body's own payload positions come first, so they stay as they are.
+                tells, payloads = _together(state.mail, payloads)
+                state.mail = []
+                self._mailed.pop(state, None)
+            message = pickle.dumps((kind, state.incarnation, tells, body), 5)
+            return self._send(state, message, payloads, kind, node, label)
+
+    def _send(
+        self, state: ActorState, message: bytes, payloads: Sequence[Any], kind: str, node: str, label: str,
+        *, start: bool = False
+    ) -> Call:  # fmt: skip
+        sent = self.backend.send(state.actor, message, payloads, start=start)
+        call = Call(state, sent, kind, node, label)
+        self.pending[sent] = call
+        self.accounts.sent(node, len(message))
+        return call
+
+    def _unsent(self, state: ActorState, kind: str, node: str, label: str) -> Call:
+        call = Call(state, Sent(), kind, node, label)
+        call.state, call.reason = LOST, "it is being started again" if state.restarting else "its process has ended"
+        self.lost += 1
+        return call
+
+    def wait(
+        self,
+        calls: Sequence[Call] | None = None,
+        timeout_s: float | None = None,
+        *,
+        mode: Mode = Mode.WAITING,
+        driving: bool = True,
+    ) -> int:
+        """Waits until at least one call (of those given, or of all) is answered and takes it in; returns how many were.
+
+        mode: what an interrupt may do meanwhile. driving: whether it is the driver that waits, which is accounted.
+        """
+        self.flush()
+        targets = list(self.pending) if calls is None else [c.sent for c in calls if c.state is OUT]
+        if not targets:
+            return 0
+        started = perf_counter()
+        with self.interrupts.during(mode):
+            ready = self.backend.poll(targets, timeout_s)
+        if driving:
+            self.accounts.waited(perf_counter() - started)
+        return self._take(ready)
+
+    def sweep(self) -> None:
+        """Takes in the answers to tells that are there already, without waiting."""
+        told = [sent for sent, call in list(self.pending.items()) if call.kind == "tell"]
+        if told:
+            self._take(self.backend.poll(told, 0.0))
+
+    def forget(self, state: ActorState) -> list[Call]:
+        """The calls that died with an actor's incarnation; they count as lost."""
+        with self.lock:
+            gone = [call for call in self.pending.values() if call.actor is state]
+            for call in gone:
+                del self.pending[call.sent]
+                self.accounts.taken(call.node)
+                call.state, call.reason = LOST, "its process has ended"
+                self.lost += 1
+            state.mail = []
+            self._mailed.pop(state, None)
+        return gone
+
+    def _take(self, ready: Sequence[Sent]) -> int:
+        calls: list[Call] = []
+        with self.lock:
+            for sent in ready:
+                call = self.pending.pop(sent, None)
+                if call is not None:
+                    calls.append(call)
+                    raw, sent.record, sent.token = sent.record, None, None
+                    self.accounts.taken(call.node)
+                    self._settle(call, raw)
+        for call in calls:
+            if call.arrived is not None:
+                call.arrived(call)
+        return len(calls)
+
+    def _settle(self, call: Call, raw: bytes | Died | None) -> None:
+        if not isinstance(raw, Died):
+            assert raw is not None
+            self._account(call, Record(*pickle.loads(raw)))
+            return
+        state = call.actor
+        call.state, call.reason = LOST, raw.reason
+        self.lost += 1
+        if call.incarnation == state.incarnation and state.alive and (state.up or call.kind == "start"):
+            self.deaths.append((state, call.incarnation, raw.reason))
+
+    def _account(self, call: Call, record: Record) -> None:
+        call.record, call.infos = record, record.infos
+        call.state = LOST if record.status == STALE else ERROR if record.status == FAILED else ANSWERED
+        if record.status == STALE:
+            call.reason = "its process was started anew in between"
+            self.lost += 1
+            return
+        try:
+            self.accounts.answer(call.actor.group, call.node, record, starting=call.kind == "start")
+        except Exception as error:  # a metric that changes its rule
+            self.failed.append((call.node, f"the metrics of {call.label!r}", call.actor, record_of(error)))
+        for node, label, failure in record.tell_errors:
+            self.failed.append((node, f"the tell {label!r}", call.actor, failure))
+        if record.published_version is not None:
+            known = call.actor.published
+            if known is None or record.published_version >= known[0]:
+                leaf = Leaf(payload=call, slot="published")
+                call.actor.published = (record.published_version, Ref(leaf, Info()))
+
+
+def _together(mail: Sequence[Tell], payloads: list[Any]) -> tuple[tuple[Any, ...], list[Any]]:
+    """The tells of one message. Each keeps its own payload list; their places are shifted behind those before."""
+    tells = []
+    for tell in mail:
+        tells.append((tell.node, tell.label, tell.method, tell.packed, len(payloads), len(tell.payloads)))
+        payloads = [*payloads, *tell.payloads]
+    return tuple(tells), payloads
+
+
+class HandleLink:
+    """Ties handles to a run: those of operators hold their tells, those of run.actors send at once."""
+
+    __slots__ = ("held", "node", "run")
+
+    def __init__(self, run: Any, node: str, *, held: bool):
+        self.run, self.node, self.held = run, node, held
+
+    def ask(self, handle: ActorHandle[Any], method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pending[Any]:
+        """A call that is out."""
+        state = self.run.state_of(handle)
+        call = self.run.calls.ask(state, method, args, kwargs, self.node)
+        return Pending(call, self.run)
+
+    def tell(self, handle: ActorHandle[Any], method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A held tell, or one that goes at once."""
+        self.run.calls.tell(self.run.state_of(handle), method, args, kwargs, self.node, held=self.held)

@@ -1,0 +1,306 @@
+"""The engine of one run: it owns the actors, the calls and the cursors, and moves one item at a time."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from flowrl.backends.protocol import Backend
+from flowrl.engine.blame import NodePlace, raise_located, raise_record
+from flowrl.engine.calls import ANSWERED, LOST, ActorState, Call, Calls, HandleLink
+from flowrl.engine.cursors import BLOCKED, END, Cursor, Item, Signal
+from flowrl.engine.failure import ErrorRecord, InNode
+from flowrl.engine.gathers import GatherCursor
+from flowrl.engine.interrupts import Interrupts, Mode, Woken
+from flowrl.engine.lives import Lives
+from flowrl.engine.stage import Stage
+from flowrl.engine.stats import Accounts
+from flowrl.errors import ActorDied, FlowError, FlowStalled
+from flowrl.handles import ActorHandle
+from flowrl.metrics import Delta
+from flowrl.operator import ItemId
+from flowrl.ref import Info, Leaf, Ref, resolve
+
+GRACE_S = 3.0  # how long an interrupted operator may still wait for its answer
+
+
+class Engine:
+    """Everything a run moves. `flowrl.engine.build` fills it, `flowrl.engine.run.Run` shows it."""
+
+    def __init__(self, backend: Backend, accounts: Accounts, seed: int, deterministic: bool):
+        self.backend, self.accounts, self.seed = backend, accounts, seed
+        self.deterministic = deterministic
+        self.interrupts = Interrupts()
+        self.calls = Calls(backend, accounts, self.interrupts)
+        self.lives = Lives(self)
+        self.moved = 0  # items that any cursor moved; what "stalled" is judged by
+        self.root: Cursor
+        self.cursors: list[Cursor] = []
+        self.stages: list[Stage] = []
+        self.places: dict[str, NodePlace] = {}
+        self.states: dict[str, list[ActorState]] = {}
+        self.closed = False
+        self._driver: int | None = None  # the thread that moves items now
+        self._failures: list[tuple[ErrorRecord, str, ActorState]] = []
+
+    # ---------------------------------------------------------------- moving items
+
+    def next_value(self) -> tuple[bool, Any]:
+        """(True, the next item's value), or (False, None) at the end of the run's flow.
+
+        Raises:
+            KeyboardInterrupt: with `interrupts.safe`, nothing is lost and the next call goes on.
+        """
+        self._driver = threading.get_ident()
+        try:
+            with self.interrupts:
+                item = self.next_item()
+                return (False, None) if item is None else (True, self._root_value(item))
+        finally:
+            self._driver = None
+
+    def next_item(self) -> Item | None:
+        """The next item of the run's flow, or None at its end."""
+        while True:
+            self.poll()
+            before = self.moved
+            got = self._pull()
+            if isinstance(got, Item):
+                return got
+            self.poll()
+            if got is END:
+                return None
+            if got is BLOCKED and self.moved != before:
+                continue
+            if self.calls.pending or self.lives.timers:
+                self.wait(None)
+            elif self.moved == before:
+                self._raise_stalled()
+
+    def _pull(self) -> Item | Signal:
+        try:
+            return self.root.pull()
+        except InNode as located:
+            failed = located
+        self.raise_located(failed)  # outside the except block, so that the user's exception has no context of ours
+
+    def _root_value(self, item: Item) -> Any:
+        try:
+            return self.value_of(item, self.root.name)
+        except InNode as located:
+            failed = located
+        self.raise_located(failed)
+
+    def wait_in_place(self, calls: Sequence[Call]) -> None:
+        """For deterministic graphs: waits until one of these calls is answered (or a restart came up)."""
+        self.wait(calls)
+        self.calls.sweep()
+        self.poll()
+
+    def wait(self, calls: Sequence[Call] | None) -> None:
+        """Waits for an answer, or for the next timer. The driver's only wait."""
+        if self.calls.deaths or self.calls.failed:
+            return
+        timeout_s = self.lives.fire_timers()
+        if calls is None:
+            idle = not self.calls.pending
+            targets = None
+        else:
+            starts = [call for call in list(self.calls.pending.values()) if call.kind == "start"]
+            targets = [call for call in (*calls, *starts) if not call.done]
+            idle = not targets
+        if not idle:
+            self.calls.wait(targets, timeout_s)
+        elif timeout_s is not None:
+            with self.interrupts.during(Mode.WAITING):
+                self.backend.poll([], timeout_s)
+
+    def poll(self) -> None:
+        """Raises what has failed since the last poll: interrupts, deaths, calls, tells."""
+        self.interrupts.check()
+        if self.closed:
+            raise FlowError("this run was closed while it moved")
+        if self._failures:
+            record, node, state = self._failures.pop(0)
+            raise_record(self.places, record, node, state.name)
+        if self.calls.failed:
+            node, what, state, record = self.calls.failed.pop(0)
+            raise_record(self.places, record, node, state.name, what)
+        if self.calls.deaths:
+            self.lives.settle_deaths()
+
+    # ---------------------------------------------------------------- values
+
+    def value_of(self, item: Item, node: str) -> Any:
+        """An item's value for a node on the driver; an error of a deferred operator names this node too."""
+        try:
+            return item.get()
+        except BaseException as error:
+            raise InNode(node, ItemId(-1, item.origins, item.version)) from error
+
+    def fetch(self, ref: Ref[Any]) -> Any:
+        """A reference's value, brought to the driver."""
+        deltas: list[Delta] = []
+        value = resolve(ref._tree, self._load, deltas)
+        if deltas:
+            self.accounts.merge(deltas)
+        return value
+
+    def _load(self, leaf: Leaf) -> Any:
+        if leaf.payload is None:
+            return leaf.value
+        call: Call = leaf.payload
+        if not call.done:
+            self.await_call(call)
+        if self.closed and not call.held(leaf.slot):
+            raise FlowError("the run that holds this item is closed; fetch its value before closing the run")
+        return call.item(leaf.slot, self.backend)
+
+    def ref_to(self, call: Call) -> Ref[Any]:
+        """A reference to an answer, also while it is out."""
+        info = call.infos[0] if call.infos else Info()
+        return Ref(Leaf(call, 0), info, self.fetch)
+
+    def await_call(self, call: Call, timeout_s: float | None = None) -> None:
+        """Waits for one call.
+
+        Raises:
+            TimeoutError: it was not answered in time; it stays out.
+            KeyboardInterrupt: it stays out. In an operator only if no answer came within a grace.
+        """
+        if self._driver == threading.get_ident():
+            self._await(call, timeout_s, Mode.ASKING)
+        else:
+            with self.interrupts:
+                self._await(call, timeout_s, Mode.WAITING)
+        if call.state is not ANSWERED:
+            self.raise_failed(call, call.node)
+
+    def _await(self, call: Call, timeout_s: float | None, mode: Mode) -> None:
+        until = None if timeout_s is None else self.backend.now() + timeout_s
+        interrupted = False
+        while not call.done:
+            if self.closed:
+                raise FlowError(f"the run is closed; the call {call.label!r} of {call.actor.name} has no answer")
+            left = None if until is None else until - self.backend.now()
+            if left is not None and left <= 0:
+                if interrupted:
+                    raise KeyboardInterrupt
+                raise TimeoutError(
+                    f"{call.actor.name} has not answered {call.label!r} within {timeout_s} s; it stays out"
+                )
+            try:
+                self.calls.wait([call], left, mode=mode, driving=mode is Mode.ASKING)
+            except Woken:
+                interrupted = True
+                grace = self.backend.now() + GRACE_S
+                until = grace if until is None else min(until, grace)
+
+    # ---------------------------------------------------------------- actors
+
+    def state_of(self, handle: ActorHandle[Any]) -> ActorState:
+        """What the driver knows of a handle's actor."""
+        if self.closed:
+            raise FlowError(f"the run is closed; {handle.name} is gone")
+        return self.states[handle.group][handle.index]
+
+    def handle(self, state: ActorState, node: str, *, held: bool) -> ActorHandle[Any]:
+        """A live handle; one of an operator (held) keeps its tells until the next message."""
+        return ActorHandle(state.group, state.index, HandleLink(self, node, held=held))
+
+    def seed_of(self, name: str, index: int = 0, incarnation: int = 0) -> int:
+        """A seed of its own for everything that draws: by name, index and incarnation."""
+        key = (zlib.crc32(name.encode()), index, incarnation)
+        state = np.random.SeedSequence(self.seed, spawn_key=key).generate_state(2, np.uint32)
+        return (int(state[0]) << 31) ^ int(state[1])
+
+    def watch(self, state: ActorState, cursor: GatherCursor) -> None:
+        """A gather wants to decide what its shard's death means."""
+        self.lives.watch(state, cursor)
+
+    def restart(self, state: ActorState, backoff_s: float) -> None:
+        """Starts a dead actor again after a pause; its shards go on when it has been greeted."""
+        self.lives.restart(state, backoff_s)
+
+    # ---------------------------------------------------------------- failures
+
+    def fail(self, call: Call, node: str) -> None:
+        """Notes a call that was answered with an error; it is raised at the next poll."""
+        error = call.error()
+        assert error is not None
+        self._failures.append((error, node, call.actor))
+
+    def raise_failed(self, call: Call, node: str) -> NoReturn:
+        """Raises what came instead of an answer."""
+        if call.state is LOST:
+            raise ActorDied(f"{call.actor.name} cannot answer {call.label!r} (node {node!r}): {call.reason}")
+        error = call.error()
+        assert error is not None
+        raise_record(self.places, error, node, call.actor.name)
+
+    def raise_located(self, located: InNode) -> NoReturn:
+        """Raises what an operator on the driver raised."""
+        raise_located(self.places, located)
+
+    def _raise_stalled(self) -> NoReturn:
+        from flowrl.engine.branches import DuplicateCursor
+
+        reasons = []
+        for cursor in self.cursors:
+            if isinstance(cursor, DuplicateCursor) and cursor.lagging() and not cursor.closed:
+                slow = ", ".join(cursor.lagging())
+                reasons.append(f"{cursor.name} (max_lag={cursor.max_lag}) waits for {slow}, which nobody drains")
+        raise FlowStalled(
+            "no branch can move an item and no call is out: "
+            + ("; ".join(reasons) or "every branch waits for another")
+            + ". Raise max_lag, drain the slow branch, or use overflow='drop_oldest'"
+        )
+
+    # ---------------------------------------------------------------- the end
+
+    def close(self, wait_s: float = 2.0) -> list[str]:
+        """Delivers held tells, closes operators and actors, gives the backend back. Returns what went wrong on the way.
+
+        wait_s: how long actors may take to finish what they do and to close; then their processes are ended.
+        """
+        if self.closed:
+            return []
+        problems: list[str] = []
+        for stage in self.stages:
+            _attempt(problems, stage.close)
+        for cursor in self.cursors:
+            if not cursor.upstreams():
+                _attempt(problems, cursor.close)
+        gone = self.backend.gone()
+        if wait_s > 0 and not gone:
+            _attempt(problems, lambda: self._stop_actors(wait_s, problems))
+        self.closed = True
+        for states in self.states.values():
+            for state in states:
+                state.alive = state.up = False
+                if state.actor is not None and not gone:
+                    _attempt(problems, lambda state=state: self.backend.kill(state.actor))  # type: ignore[misc]
+        _attempt(problems, self.backend.close)
+        return problems
+
+    def _stop_actors(self, wait_s: float, problems: list[str]) -> None:
+        self.calls.flush()
+        out = [self.calls.stop(state) for states in self.states.values() for state in states if state.up]
+        until = self.backend.now() + wait_s
+        while any(not call.done for call in out) and (left := until - self.backend.now()) > 0:
+            self.calls.wait([call for call in out if not call.done], left)
+        for call in out:
+            error = call.error()
+            if error is not None:
+                problems.append(f"closing {call.actor.name}: {error.type_name}: {error.message}")
+
+
+def _attempt(problems: list[str], act: Callable[[], Any]) -> None:
+    try:
+        act()
+    except (Exception, KeyboardInterrupt) as error:  # also interrupted, what is left must end
+        problems.append(f"{type(error).__name__}: {error}")

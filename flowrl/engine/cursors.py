@@ -1,0 +1,319 @@
+"""Cursors: one per node of a running graph. A pull answers an item, or why there is none now."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Any
+
+from flowrl.engine.calls import ANSWERED, Call
+from flowrl.engine.failure import InNode
+from flowrl.engine.stage import Stage
+from flowrl.engine.stats import NodeStats
+from flowrl.handles import Pending
+from flowrl.operator import AskOperator, ItemId
+from flowrl.ref import Info, Leaf, Ref, oldest
+from flowrl.shapes import describe
+
+
+class Signal(enum.Enum):
+    """Why a cursor has no item now."""
+
+    PENDING = "a call is out"
+    BLOCKED = "a bound inside the graph holds it"
+    END = "no further items"
+
+
+PENDING, BLOCKED, END = Signal.PENDING, Signal.BLOCKED, Signal.END
+_MISSING: Any = object()
+
+
+class Item:
+    """One item on the driver: a reference, or a value, or both; with where it came from."""
+
+    __slots__ = ("info", "origins", "ref", "value", "version")
+
+    def __init__(self, value: Any, ref: Ref[Any] | None, info: Info, origins: tuple[Any, ...], version: int | None):
+        self.value, self.ref, self.info, self.origins, self.version = value, ref, info, origins, version
+
+    def get(self) -> Any:
+        """The value, fetched if it was not."""
+        if self.value is _MISSING:
+            assert self.ref is not None
+            self.value = self.ref.get()
+        return self.value
+
+    def as_ref(self) -> Ref[Any]:
+        """A reference to it."""
+        return Ref.of(self.value, self.info) if self.ref is None else self.ref
+
+
+def item_by_ref(ref: Ref[Any], origins: tuple[Any, ...], version: int | None) -> Item:
+    """An item whose value stays where it is."""
+    return Item(_MISSING, ref, ref.info, origins, version)
+
+
+def item_of_result(value: Any, origins: tuple[Any, ...], version: int | None) -> Item:
+    """An item of an operator's result; a Ref stays a reference."""
+    if isinstance(value, Ref):
+        return item_by_ref(value, origins, oldest(version, value.info.policy_version))
+    return Item(value, None, Info.of(value), origins, version)
+
+
+class Cursor:
+    """The base of all cursors."""
+
+    def __init__(self, name: str, run: Any):
+        self.name, self.run = name, run
+        self.stats: NodeStats = run.accounts.node(name)
+        self.closed = False
+        self._blocked_since: float | None = None
+
+    def pull(self) -> Item | Signal:
+        """The next item, or why there is none now. State changes only when something was really taken."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """No further item will be pulled."""
+        self.closed = True
+
+    def upstreams(self) -> list[Cursor]:
+        """The cursors that this one pulls from."""
+        return []
+
+    def out(self, item: Item) -> Item:
+        """Counts an item that leaves."""
+        stats = self.stats
+        stats.items += 1
+        stats.steps += item.info.env_steps
+        self.run.moved += 1
+        if self._blocked_since is not None:
+            stats.blocked_s += perf_counter() - self._blocked_since
+            self._blocked_since = None
+        return item
+
+    def blocked(self) -> Signal:
+        """Notes since when it is blocked."""
+        if self._blocked_since is None:
+            self._blocked_since = perf_counter()
+        return BLOCKED
+
+
+class IterateCursor(Cursor):
+    """Items of an iterable that the driver runs."""
+
+    def __init__(self, name: str, run: Any, make: Any):
+        super().__init__(name, run)
+        self._make = make
+        self._iterator: Iterator[Any] | None = None
+
+    def pull(self) -> Item | Signal:
+        if self.closed:
+            return END
+        try:
+            if self._iterator is None:
+                self._iterator = iter(self._make())
+            value = next(self._iterator)
+        except StopIteration:
+            self.closed = True
+            return END
+        except BaseException as error:
+            raise InNode(self.name, ItemId(self.stats.items)) from error
+        if self.stats.first is None:
+            self.stats.first = describe(value)
+        return self.out(Item(value, None, Info.of(value), (), None))
+
+    def close(self) -> None:
+        super().close()
+        close = getattr(self._iterator, "close", None)
+        self._iterator = None
+        if callable(close):
+            close()
+
+
+class ApplyCursor(Cursor):
+    """An operator on the driver."""
+
+    def __init__(self, name: str, run: Any, upstream: Cursor, stage: Stage, where: str):
+        super().__init__(name, run)
+        self.upstream, self.stage, self.where = upstream, stage, where
+        self._ready: deque[Item] = deque()
+        self._wants_ref = stage.op.wants == "reference"
+        self._hands_on = stage.op.hands_on
+        self._pure = stage.op.pure
+
+    def upstreams(self) -> list[Cursor]:
+        return [self.upstream]
+
+    def pull(self) -> Item | Signal:
+        while True:
+            if self._ready:
+                return self.out(self._ready.popleft())
+            if self.closed:
+                return END
+            got = self.upstream.pull()
+            if type(got) is Item:
+                self._take(got)
+            elif got is END:
+                if not self.stage.finished:
+                    self._keep(self.stage.finish())
+                    self.run.moved += 1
+                    continue
+                self.closed = True
+                return END
+            else:
+                return self.blocked() if got is BLOCKED else got
+
+    def _take(self, item: Item) -> None:
+        stage = self.stage
+        if self._pure and item.ref is not None and not self._wants_ref:
+            stage.number += 1
+            ref = item.ref.then(stage.op, name=self.name, where=self.where)
+            self._ready.append(item_by_ref(ref, item.origins, item.version))
+            return
+        stage.ctx.env_steps = self.run.accounts.env_steps
+        value = item.as_ref() if self._wants_ref else self.run.value_of(item, self.name)
+        before = stage.busy_s
+        results = stage.push(value, item.origins, item.version)
+        self.stats.busy_s += stage.busy_s - before
+        if self._hands_on:
+            self._ready.extend([item] * len(results))
+            self._note_metrics()
+        else:
+            self._keep(results)
+        self.run.moved += 1
+
+    def _keep(self, results: list[Any]) -> None:
+        for value, origins, version in results:
+            self._ready.append(item_of_result(value, origins, version))
+            if self.stats.first is None:
+                self.stats.first = describe(value)
+        self._note_metrics()
+
+    def _note_metrics(self) -> None:
+        deltas = self.stage.ctx.metrics.take()
+        if deltas:
+            self.run.accounts.merge(deltas)
+
+    def close(self) -> None:
+        super().close()
+        self._ready.clear()
+        self.upstream.close()
+
+
+class AskCursor(Cursor):
+    """An AskOperator: its window is filled before its head comes out, results in order."""
+
+    def __init__(self, name: str, run: Any, upstream: Cursor, stage: Stage):
+        super().__init__(name, run)
+        assert isinstance(stage.op, AskOperator)
+        self.upstream, self.stage, self.op = upstream, stage, stage.op
+        self._window: deque[tuple[Pending[Any], tuple[Any, ...], int | None]] = deque()
+        self._rest: deque[Item] = deque()
+        self._size = stage.op.calls_in_flight
+
+    def upstreams(self) -> list[Cursor]:
+        return [self.upstream]
+
+    def pull(self) -> Item | Signal:
+        if self.closed:
+            return END
+        why = self._fill()
+        if self._window:
+            pending, origins, version = self._window[0]
+            call: Call = pending.call
+            while not call.done:  # a wait also ends when an actor has restarted
+                if not self.run.deterministic:
+                    return PENDING
+                self.run.wait_in_place([call])
+            self._window.popleft()
+            return self.out(self._answered(pending, origins, version))
+        if self._rest:
+            return self.out(self._rest.popleft())
+        if why is END:
+            self.closed = True
+        return self.blocked() if why is BLOCKED else why
+
+    def _fill(self) -> Signal:
+        while len(self._window) < self._size and not self.stage.finished:
+            got = self.upstream.pull()
+            if type(got) is Item:
+                self._ask(got)
+            elif got is END:
+                for value, origins, version in self.stage.finish():
+                    self._rest.append(item_of_result(value, origins, version))
+            else:
+                return got
+        return END if self.stage.finished else PENDING
+
+    def _ask(self, item: Item) -> None:
+        stage = self.stage
+        stage.ctx.env_steps = self.run.accounts.env_steps
+        entered = stage.enter(item.origins, item.version)
+        started = perf_counter()
+        value = item.as_ref() if self.op.wants == "reference" else self.run.value_of(item, self.name)
+        try:
+            pending = self.op.ask(value, stage.ctx)
+            if not isinstance(pending, Pending):
+                raise TypeError(f"{self.op!r}.ask must return handle.ask(...), it returned {type(pending).__name__}")
+            if stage.ctx._emitted:
+                raise TypeError(f"{self.op!r}.ask used ctx.emit; the answer of its call is its only result")
+        except BaseException as error:
+            raise InNode(self.name, entered) from error
+        stage.busy_s += perf_counter() - started
+        ((_, origins, version),) = stage.leave((pending,))
+        self._window.append((pending, origins, version))
+        self.run.moved += 1
+
+    def _answered(self, pending: Pending[Any], origins: tuple[Any, ...], version: int | None) -> Item:
+        call: Call = pending.call
+        if call.state is not ANSWERED:
+            self.run.raise_failed(call, self.name)
+        deltas = self.stage.ctx.metrics.take()
+        if deltas:
+            self.run.accounts.merge(deltas)
+        self.stats.items -= 1  # the host counted its answer; out() counts it again
+        info = call.infos[0]
+        if pending.make is None:
+            return item_by_ref(Ref(Leaf(call, 0), info, self.run.fetch), origins, version)
+        return Item(pending.make(info), None, info, origins, version)
+
+    def close(self) -> None:
+        super().close()
+        self._window.clear()
+        self._rest.clear()
+        self.upstream.close()
+
+
+class TakeCursor(Cursor):
+    """The first n items; then upstream is closed."""
+
+    def __init__(self, name: str, run: Any, upstream: Cursor, n: int):
+        super().__init__(name, run)
+        self.upstream, self._left = upstream, n
+
+    def upstreams(self) -> list[Cursor]:
+        return [self.upstream]
+
+    def pull(self) -> Item | Signal:
+        if self.closed:
+            return END
+        if self._left == 0:
+            self.close()
+            return END
+        got = self.upstream.pull()
+        if type(got) is Item:
+            self._left -= 1
+            if self._left == 0:
+                self.close()
+            return self.out(got)
+        if got is END:
+            self.closed = True
+        return self.blocked() if got is BLOCKED else got
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self.upstream.close()

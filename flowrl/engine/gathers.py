@@ -1,0 +1,209 @@
+"""Cursors over shards: rounds with a barrier, or whatever is ready."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from flowrl.engine.calls import ANSWERED, LOST, ActorState, Call
+from flowrl.engine.cursors import END, PENDING, Cursor, Item, Signal, item_by_ref
+from flowrl.errors import ActorDied
+from flowrl.failures import FailurePolicy, Ignore, Restart
+from flowrl.handles import ActorHandle
+from flowrl.ref import Leaf, Ref
+
+
+class ShardFeed:
+    """One shard as the driver sees it: items that have come and not been given out, calls that are out."""
+
+    __slots__ = ("ended", "handle", "items", "key", "node", "out", "restarting", "restarts", "state")
+
+    def __init__(self, state: ActorState, handle: ActorHandle[Any], key: str, node: str):
+        self.state, self.handle, self.key, self.node = state, handle, key, node
+        self.items: deque[tuple[Item, bool]] = deque()  # with whether it is the last of its answer
+        self.out = 0
+        self.ended = False
+        self.restarts = 0
+        self.restarting = False
+
+
+class GatherCursor(Cursor):
+    """What both gathers share: asking shards, taking answers, going on after a death."""
+
+    def __init__(self, name: str, run: Any, feeds: Sequence[ShardFeed], policy: FailurePolicy):
+        super().__init__(name, run)
+        self.feeds, self.policy = list(feeds), policy
+        self._by_call: dict[Call, ShardFeed] = {}
+        for feed in self.feeds:
+            run.watch(feed.state, self)
+
+    def ask(self, feed: ShardFeed) -> None:
+        """One more step of a shard."""
+        call = self.run.calls.pull(feed.state, feed.key, self.name)
+        call.arrived = self.arrived
+        self._by_call[call] = feed
+        feed.out += 1
+        if call.done:  # answered as it was sent, and taken in by a wait of another thread
+            self.arrived(call)
+
+    def arrived(self, call: Call) -> None:
+        """Takes in one answer."""
+        feed = self._by_call.pop(call, None)
+        if feed is None:
+            return
+        feed.out -= 1
+        if call.state is LOST or self.closed:
+            return
+        if call.state is not ANSWERED:
+            self.run.fail(call, feed.node)
+            return
+        feed.restarts = 0
+        fetch = self.run.fetch
+        for slot, info in enumerate(call.infos):
+            ref: Ref[Any] = Ref(Leaf(call, slot), info, fetch)
+            item = item_by_ref(ref, (feed.handle,), info.policy_version)
+            feed.items.append((item, slot == len(call.infos) - 1))
+        if call.record.ended and not feed.ended:
+            feed.ended = True
+            self.run.accounts.merge([(self.name, None, "shards_ended", "sum", 1.0, 1.0)])
+        self.came(feed, len(call.infos))
+
+    def came(self, feed: ShardFeed, new: int) -> None:
+        """An answer of a shard was taken in."""
+
+    def died(self, state: ActorState, reason: str) -> None:
+        """The process of a shard ended: by the failure policy it is started again, dropped, or the run stops."""
+        for feed in [feed for feed in self.feeds if feed.state is state and not feed.ended]:
+            for call in [call for call, owner in self._by_call.items() if owner is feed]:
+                del self._by_call[call]
+            feed.out = 0
+            if isinstance(self.policy, Restart) and feed.restarts < self.policy.times:
+                feed.restarts += 1
+                feed.restarting = True
+                self.run.restart(state, self.policy.backoff_s * 2 ** (feed.restarts - 1))
+            elif isinstance(self.policy, Ignore):
+                feed.ended = True
+                self.run.accounts.merge([(self.name, None, "shards_lost", "sum", 1.0, 1.0)])
+                if all(other.ended for other in self.feeds):
+                    raise ActorDied(f"every shard of {self.name} has died; the last was {state.name}: {reason}")
+            else:
+                tried = f" after {feed.restarts} restarts" if isinstance(self.policy, Restart) else ""
+                raise ActorDied(
+                    f"{state.name} died{tried}: {reason}; node {self.name} has on_failure={self.policy!r} "
+                    "(Restart(n) starts it again, Ignore() goes on without it)"
+                )
+
+    def restarted(self, state: ActorState) -> None:
+        """A shard is up again and has been greeted: what was lost is asked for again."""
+        for feed in self.feeds:
+            if feed.state is state and feed.restarting:
+                feed.restarting = False
+                self.resume(feed)
+
+    def resume(self, feed: ShardFeed) -> None:
+        """Asks a restarted shard again."""
+
+    def close(self) -> None:
+        super().close()
+        for feed in self.feeds:
+            feed.items.clear()
+            feed.ended = True
+
+
+class SyncGatherCursor(GatherCursor):
+    """One item of each live shard a round, in the order of the shards; the next round is asked for after the last item."""
+
+    def __init__(self, name: str, run: Any, feeds: Sequence[ShardFeed], policy: FailurePolicy):
+        super().__init__(name, run, feeds, policy)
+        self._round: deque[ShardFeed] = deque()
+        self._asked = False
+        self._of_actor: dict[ActorState, list[ShardFeed]] = {}
+        for feed in self.feeds:
+            self._of_actor.setdefault(feed.state, []).append(feed)
+
+    def pull(self) -> Item | Signal:
+        while not self._round:
+            if self.closed or all(feed.ended and not feed.items for feed in self.feeds):
+                self.closed = True
+                return END
+            if not self._asked:
+                self._asked = True
+                for feed in self.feeds:
+                    self._ask_if_missing(feed)
+            # A shard that answered without an item is asked again at once: within a round nothing is consumed.
+            missing = [feed for feed in self.feeds if not feed.items and not feed.ended]
+            if missing:
+                if not self.run.deterministic:
+                    return PENDING
+                self.run.wait_in_place([call for call, feed in self._by_call.items() if feed in missing])
+                continue
+            self._asked = False
+            self._round.extend(feed for feed in self.feeds if feed.items)
+        return self.out(self._round.popleft().items.popleft()[0])
+
+    def came(self, feed: ShardFeed, new: int) -> None:
+        # Feeds of one actor go on together: what it is asked must not depend on which of its answers is seen first.
+        together = self._of_actor[feed.state]
+        if not any(other.out for other in together):
+            for other in together:
+                self._ask_if_missing(other)
+
+    def resume(self, feed: ShardFeed) -> None:
+        if self._asked:
+            self._ask_if_missing(feed)
+
+    def _ask_if_missing(self, feed: ShardFeed) -> None:
+        if not feed.items and not feed.ended and not feed.restarting and not feed.out:
+            self.ask(feed)
+
+
+class AsyncGatherCursor(GatherCursor):
+    """Items as they are ready, at most num_async steps in flight a shard; asked again when its item has been consumed."""
+
+    def __init__(self, name: str, run: Any, feeds: Sequence[ShardFeed], policy: FailurePolicy, num_async: int):
+        super().__init__(name, run, feeds, policy)
+        self.num_async = num_async
+        self._arrivals: deque[ShardFeed] = deque()
+        self._owed: dict[ShardFeed, int] = dict.fromkeys(self.feeds, num_async)  # steps to be asked at the next pull
+        self._spent: ShardFeed | None = None  # whose item is being consumed
+
+    def pull(self) -> Item | Signal:
+        if self.closed:
+            return END
+        if self._spent is not None:
+            feed, self._spent = self._spent, None
+            self._owed[feed] = self._owed.get(feed, 0) + 1
+        if self._owed:
+            self._ask_owed()
+        if self._arrivals:
+            feed = self._arrivals.popleft()
+            item, last = feed.items.popleft()
+            if last:
+                self._spent = feed
+            return self.out(item)
+        if all(feed.ended for feed in self.feeds):
+            self.closed = True
+            return END
+        return PENDING
+
+    def _ask_owed(self) -> None:
+        owed, self._owed = self._owed, {}
+        for feed, steps in owed.items():
+            if feed.ended:
+                continue
+            if feed.restarting:
+                self._owed[feed] = steps
+                continue
+            for _ in range(min(steps, self.num_async - feed.out)):
+                self.ask(feed)
+
+    def came(self, feed: ShardFeed, new: int) -> None:
+        if new:
+            self._arrivals.extend([feed] * new)
+        elif not feed.ended:
+            self.ask(feed)
+
+    def resume(self, feed: ShardFeed) -> None:
+        unread = sum(last for _, last in feed.items) + (self._spent is feed)
+        self._owed[feed] = self.num_async - feed.out - unread

@@ -1,0 +1,86 @@
+"""Ctrl-C at a safe point: while items move it is noted and raised between them, so that nothing is lost."""
+
+from __future__ import annotations
+
+import enum
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+
+class Mode(enum.Enum):
+    """What the main thread is doing when a SIGINT comes."""
+
+    MOVING = "an item is under way: note it"
+    WAITING = "nothing is under way: raise at once"
+    ASKING = (
+        "an operator waits for an answer in the middle of an item: wake it, so that it waits no longer than a grace"
+    )
+
+
+class Woken(BaseException):
+    """Raised out of a wait in the middle of an item; the engine's own, nobody else sees it."""
+
+
+class Interrupts:
+    """Inside `with`, in the main thread, SIGINT raises KeyboardInterrupt only where no item is under way.
+
+    A second one raises wherever it finds the program. A handler that the user installed is left alone.
+    `safe` says of the KeyboardInterrupt raised last that it tore no item.
+    """
+
+    def __init__(self) -> None:
+        self.noted = False
+        self.safe = False
+        self._mode = Mode.MOVING
+        self._depth = 0
+        self._before: Any = None
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            self._depth += 1
+            if self._depth == 1 and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._depth -= 1
+            if self._depth == 0 and self._before is not None:
+                signal.signal(signal.SIGINT, self._before)
+                self._before = None
+
+    @contextmanager
+    def during(self, mode: Mode) -> Iterator[None]:
+        """What a SIGINT does to the main thread inside this block; other threads get none."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before, self._mode = self._mode, mode
+        try:
+            if mode is Mode.WAITING:
+                self.check()  # one that came just before the mode was set
+            yield
+        finally:
+            self._mode = before
+
+    def check(self) -> None:
+        """Raises a noted interrupt; to be called where no item is under way, and only there."""
+        if self.noted and threading.current_thread() is threading.main_thread():
+            self._raise(safe=True)
+
+    def _raise(self, *, safe: bool) -> None:
+        self.noted, self.safe = False, safe
+        raise KeyboardInterrupt
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        if self._mode is Mode.WAITING:
+            self._raise(safe=True)
+        if self.noted:
+            self._raise(safe=False)
+        self.noted = True
+        if self._mode is Mode.ASKING:
+            raise Woken

@@ -1,0 +1,150 @@
+"""The lives of a run's actors: all started together, greeted, and after a death started again by their gathers' policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from flowrl.backends.protocol import GroupPlan
+from flowrl.engine.calls import ANSWERED, LOST, ActorState, Call
+from flowrl.engine.failure import InNode
+from flowrl.errors import ActorDied
+from flowrl.operator import ItemId
+
+if TYPE_CHECKING:
+    from flowrl.engine.core import Engine
+    from flowrl.engine.gathers import GatherCursor
+
+
+class Lives:
+    """Starts, greets and restarts. Works in the driver's thread only."""
+
+    def __init__(self, engine: Engine):
+        self._engine = engine
+        self.plans: dict[str, GroupPlan] = {}
+        self.bodies: dict[str, Callable[[ActorState], Any]] = {}  # what an actor of the group is started with
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self._watchers: dict[ActorState, list[GatherCursor]] = {}
+        self._greeting = False  # only once all have come up
+
+    def watch(self, state: ActorState, cursor: GatherCursor) -> None:
+        """A gather wants to decide what its shard's death means."""
+        self._watchers.setdefault(state, []).append(cursor)
+
+    def bring_up(self) -> None:
+        """Makes every actor, all at once, and waits for them; one that dies meanwhile is tried again by the policy.
+
+        Raises:
+            ActorDied: one died, and no policy goes on. The exception of a constructor, where one raised.
+        """
+        engine = self._engine
+        for name, plan in self.plans.items():
+            for state in engine.states[name]:
+                state.actor = engine.backend.create(plan, state.index)
+                self._start(state)
+        while any(state.alive and not state.up for states in engine.states.values() for state in states):
+            engine.wait(None)
+            engine.poll()
+
+    def greet_all(self) -> None:
+        """Tells every operator of every actor; learners before sources, which need what those publish when greeted."""
+        engine = self._engine
+        self._greeting = True
+        sources = {state.group for state in self._watchers}
+        for name in sorted(engine.states, key=lambda group: group in sources):
+            for state in engine.states[name]:
+                if state.alive:
+                    self._greet(state)
+            if name not in sources:
+                for call in [call for call in list(engine.calls.pending.values()) if call.kind == "ask"]:
+                    engine.await_call(call)
+
+    def _greet(self, state: ActorState) -> None:
+        engine = self._engine
+        for stage in engine.stages:
+            stage.ctx.item_id = ItemId(-1)
+            handle = engine.handle(state, stage.name, held=True)
+            try:
+                stage.op.actor_started(handle, stage.ctx)
+            except BaseException as error:
+                raise InNode(stage.name, ItemId(-1, (handle,))) from error
+
+    def _start(self, state: ActorState) -> None:
+        self._engine.calls.start(state, self.bodies[state.group](state)).arrived = self._started
+
+    def _started(self, call: Call) -> None:
+        state, engine = call.actor, self._engine
+        if call.state is LOST:
+            return
+        again, state.restarting = state.restarting, False
+        if call.state is not ANSWERED:
+            engine.fail(call, state.group)
+            return
+        state.up = True
+        if again:
+            engine.accounts.merge([(state.group, None, "restarts", "sum", 1.0, 1.0)])
+        if not self._greeting:
+            return
+        try:
+            self._greet(state)
+        except InNode as located:
+            engine.raise_located(located)
+        for cursor in self._watchers.get(state, ()):
+            cursor.restarted(state)
+
+    def restart(self, state: ActorState, backoff_s: float) -> None:
+        """Starts a dead actor again after a pause; its shards go on when it has been greeted."""
+        if state.restarting:
+            return
+        engine = self._engine
+        state.restarting = True
+
+        def again() -> None:
+            state.actor = engine.backend.restart(state.actor, self.plans[state.group], state.index)
+            self._start(state)
+
+        self.timers.append((engine.backend.now() + backoff_s, again))
+        self.timers.sort(key=lambda timer: timer[0])
+
+    def fire_timers(self) -> float | None:
+        """Does what is due; seconds until the next timer."""
+        while self.timers:
+            due, fire = self.timers[0]
+            left = due - self._engine.backend.now()
+            if left > 0:
+                return left
+            self.timers.pop(0)
+            fire()
+        return None
+
+    def settle_deaths(self) -> None:
+        """Decides on the deaths that were noticed since the last time.
+
+        Raises:
+            ActorDied: the policy does not go on, or nobody's policy covers the actor.
+        """
+        deaths = self._engine.calls.deaths
+        while deaths:
+            state, incarnation, reason = deaths.pop(0)
+            if incarnation == state.incarnation and state.alive:
+                self._died(state, reason)
+
+    def _died(self, state: ActorState, reason: str) -> None:
+        engine = self._engine
+        watched = self._watchers.get(state, [])
+        with engine.calls.lock:
+            state.incarnation += 1
+            state.up = state.restarting = False
+            lost = engine.calls.forget(state)
+        if not watched:
+            state.published = None
+        engine.accounts.groups[state.group].deaths += 1
+        try:
+            for cursor in watched:
+                if not cursor.closed:
+                    cursor.died(state, reason)
+        finally:
+            state.alive = state.restarting
+        if not watched:
+            out = ", ".join(sorted({call.label for call in lost})) or "nothing"
+            raise ActorDied(f"{state.name} died: {reason}; out were: {out}")

@@ -1,0 +1,94 @@
+"""Copies of operators for a run, and errors that name what cannot be pickled."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import cloudpickle
+
+from flowrl.errors import StartError
+from flowrl.functions import Filter, Function, Tap
+
+
+def own_copy(op: Any, node: str, where: str) -> Any:
+    """The operator as a run of its own works on it: a pickled copy; plain callables are shared.
+
+    Raises:
+        StartError: it cannot be pickled; names the attribute path.
+    """
+    if isinstance(op, Function | Filter | Tap):
+        return copy.copy(op)
+    return pickle.loads(pickled(op, f"node {node!r} (defined at {where})"))
+
+
+def pickled(value: Any, owner: str) -> bytes:
+    """The value by cloudpickle.
+
+    Raises:
+        StartError: it cannot be pickled; names the owner and the attribute path.
+    """
+    try:
+        return cloudpickle.dumps(value, 5)
+    except Exception as error:
+        raise StartError(
+            f"{owner} cannot be sent to an actor: {why_not_pickled(value, _root(value), error)}"
+        ) from error
+
+
+def why_not_pickled(value: Any, name: str, error: BaseException) -> str:
+    """What part of a value cannot be pickled, by its path from `name`, and what to do."""
+    path, culprit = _culprit(value, name)
+    return (
+        f"{path or 'it'} is a {type(culprit).__name__}, which cannot be pickled ({error}); "
+        "make it inside open() or inside the actor instead of holding it"
+    )
+
+
+def _root(value: Any) -> str:
+    return getattr(value, "__name__", None) or type(value).__name__
+
+
+def _culprit(value: Any, path: str, depth: int = 8) -> tuple[str, Any]:
+    if depth > 0:
+        for step, child in _children(value):
+            try:
+                cloudpickle.dumps(child, 5)
+            except Exception:
+                return _culprit(child, path + step, depth - 1)
+    return path, value
+
+
+def _children(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, child in value.items():
+            yield f"[{key!r}]", child
+    elif isinstance(value, list | tuple | set | frozenset):
+        for i, child in enumerate(value):
+            yield f"[{i}]", child
+    elif isinstance(value, types.FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+            yield f".<closure {name}>", cell.cell_contents
+        for name in value.__code__.co_names:
+            if name in value.__globals__ and not isinstance(value.__globals__[name], types.ModuleType):
+                yield f".<global {name}>", value.__globals__[name]
+        for name, default in (value.__kwdefaults__ or {}).items():
+            yield f".<default {name}>", default
+        for i, default in enumerate(value.__defaults__ or ()):
+            yield f".<default {i}>", default
+    elif isinstance(value, types.MethodType):
+        yield ".__self__", value.__self__
+    elif hasattr(value, "func") and hasattr(value, "keywords"):
+        yield ".func", value.func
+        yield ".args", value.args
+        yield ".keywords", value.keywords
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for entry in dataclasses.fields(value):
+            yield f".{entry.name}", getattr(value, entry.name)
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        for name, child in vars(value).items():
+            yield f".{name}", child

@@ -1,0 +1,246 @@
+"""A running graph, as users hold it: iterate, step, look, message its actors, stop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType, TracebackType
+from typing import Any, Generic, TypeVar
+
+from flowrl.backends.protocol import Backend
+from flowrl.engine.background import Handle
+from flowrl.engine.build import build
+from flowrl.engine.core import Engine
+from flowrl.engine.stats import Stats, snapshot
+from flowrl.errors import FlowError, GraphError
+from flowrl.flow import Flow, ParallelFlow
+from flowrl.handles import ActorHandle
+
+T = TypeVar("T")
+_log = logging.getLogger("flowrl")
+CLOSING_S = 2.0  # how long actors may take to finish what they do
+
+
+def run(flow: Flow[T], backend: Backend | None = None, *, seed: int | None = None) -> Run[T]:
+    """Starts the actors of a graph and returns the run, an iterator over the flow's items.
+
+    backend: `Ray()` by default (joins a running Ray, otherwise starts a local one), or `Local()`.
+    seed: of every random stream in the run; drawn where none is given (`run.seed` says which).
+
+    Raises:
+        GraphError: the graph is not whole (columns that nobody adds, names used twice).
+        StartError: something cannot be pickled, or resources are missing.
+    """
+    if isinstance(flow, ParallelFlow):
+        raise GraphError("a ParallelFlow lives in its shards; gather it (gather_sync, gather_async) before running it")
+    if not isinstance(flow, Flow):
+        raise GraphError(f"run needs a Flow, got {type(flow).__name__}")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+        raise ValueError(f"seed must be an integer of at least 0, got {seed!r}")
+    if backend is None:
+        from flowrl.backends.ray import Ray
+
+        backend = Ray()
+    session = getattr(backend, "for_one_run", None)  # of a backend whose object may serve several runs
+    return Run(build(flow.node, backend if session is None else session(), seed))
+
+
+class Run(Iterator[T], Generic[T]):
+    """An iterator over a running graph's items; a context manager that leaves no actor behind.
+
+    Ctrl-C during a pull raises KeyboardInterrupt between two items: the run is paused, not closed, and nothing is lost.
+    An exception of the graph stops the run.
+    """
+
+    def __init__(self, engine: Engine):
+        self._engine = engine
+        self._lock = threading.RLock()
+        self._background: Handle[T] | None = None
+        self._evaluations = 0
+        self._finished = False
+        self._stopped_by = ""
+        self._kept: deque[T] = deque()  # items pulled, but not handed out before an interrupt
+        # The engine does not know the Run, so an abandoned Run is collected at once and its actors end.
+        self._finalizer = weakref.finalize(self, _close, engine)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the run has been closed, by close() or by an error."""
+        return not self._finalizer.alive
+
+    @property
+    def seed(self) -> int:
+        """The seed of every random stream in this run."""
+        return self._engine.seed
+
+    @property
+    def actors(self) -> Mapping[str, tuple[ActorHandle[Any], ...]]:
+        """Live handles by group; what they are asked or told goes at once, also from another thread."""
+        engine = self._engine
+        return MappingProxyType(
+            {
+                group: tuple(engine.handle(state, "run.actors", held=False) for state in states)
+                for group, states in engine.states.items()
+            }
+        )
+
+    def __iter__(self) -> Run[T]:
+        return self
+
+    def __next__(self) -> T:
+        if self._background is not None and self._background.driving:
+            raise FlowError(
+                "this run moves on in the background; pause or stop that first (handle.pause(), handle.stop())"
+            )
+        return self.advance()
+
+    def advance(self) -> T:
+        """The next item; what iteration and the background thread call."""
+        with self._lock:
+            if self._kept:
+                return self._kept.popleft()
+            if self._finished:
+                raise StopIteration
+            if self.closed:
+                raise FlowError(f"this run is closed{self._stopped_by}; start another with flowrl.run(flow)")
+            interrupts = self._engine.interrupts
+            interrupts.safe = False
+            try:
+                more, value = self._engine.next_value()
+            except BaseException as error:
+                if not (isinstance(error, KeyboardInterrupt) and interrupts.safe):
+                    self._stopped_by = f" (it was stopped by {type(error).__name__})"
+                    self._finalizer()
+                raise
+            self._finished = not more
+            if more:
+                self._kept.append(value)
+            interrupts.check()  # noted while this item was made; it is kept
+            if not more:
+                raise StopIteration
+            return self._kept.popleft()
+
+    def step(self, n: int = 1) -> list[T]:
+        """The next n items; fewer where the flow ends. Interrupted, it keeps what has come for the next step."""
+        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+            raise ValueError(f"step needs n >= 0, got {n!r}")
+        items: list[T] = []
+        try:
+            while len(items) < n:
+                items.append(next(self))
+        except StopIteration:
+            pass
+        except KeyboardInterrupt:
+            if not self.closed:
+                self._kept.extendleft(reversed(items))
+            raise
+        return items
+
+    def background(self) -> Handle[T]:
+        """Moves the run on in a thread while other code goes on; the handle pauses, resumes and stops it."""
+        if self._background is not None and self._background.driving:
+            raise FlowError("this run moves on in the background already")
+        self._background = Handle(self)
+        return self._background
+
+    @property
+    def has_policy(self) -> bool:
+        """Whether one learner, and so one policy, is in this run."""
+        return sum(hasattr(states[0].actor_class, "policy_state") for states in self._engine.states.values()) == 1
+
+    def policy(self, name: str | None = None) -> Any:
+        """The newest policy of a learner, on the driver: `policy.act(obs)`.
+
+        Raises:
+            LookupError: no learner, or several and none named.
+        """
+        state, actor_class = self._policy_state(name)
+        return actor_class.policy_from(state)
+
+    def policy_state(self, name: str | None = None) -> dict[str, Any]:
+        """What `policy` is made of: spec, spaces, flat weights, version."""
+        return self._policy_state(name)[0]
+
+    def _policy_state(self, name: str | None) -> tuple[dict[str, Any], Any]:
+        learners = {
+            group: states[0]
+            for group, states in self._engine.states.items()
+            if hasattr(states[0].actor_class, "policy_state")
+        }
+        if name is not None and name not in learners:
+            by_policy = {self._ask(s, "policy_state")["policy_id"]: g for g, s in learners.items()}
+            if name not in by_policy:
+                known = ", ".join(sorted({*learners, *by_policy})) or "none"
+                raise LookupError(f"no learner or policy is called {name!r}; this run has {known}")
+            name = by_policy[name]
+        if name is None and len(learners) != 1:
+            raise LookupError(
+                f"policy(name) must name one of this run's learners: {', '.join(learners) or 'it has none'}"
+            )
+        state = learners[name] if name is not None else next(iter(learners.values()))
+        return self._ask(state, "policy_state"), state.actor_class
+
+    def evaluate(self, episodes: int = 20, *, deterministic: bool = True) -> Any:
+        """Plays whole episodes with the newest weights, on an environment of its own with its own seeds.
+
+        Training's random streams are not touched. Returns an `Evaluation` (returns, lengths, mean, interval).
+
+        Raises:
+            LookupError: no actor of this run can evaluate (rollout workers can).
+        """
+        for states in self._engine.states.values():
+            if hasattr(states[0].actor_class, "evaluate"):
+                break
+        else:
+            raise LookupError("no actor of this run can evaluate; rollout workers can")
+        self._evaluations += 1
+        seed = self._engine.seed_of("evaluation", self._evaluations)
+        newest = {
+            learner[0].group: learner[0].published for learner in self._engine.states.values() if learner[0].published
+        }
+        handle = self._engine.handle(states[0], "evaluate", held=False)
+        if len(newest) == 1:
+            version, weights = next(iter(newest.values()))  # type: ignore[misc]
+            return handle.ask(
+                "evaluate", episodes, seed, deterministic=deterministic, weights=weights, version=version
+            ).result()
+        return handle.ask("evaluate", episodes, seed, deterministic=deterministic).result()
+
+    def stats(self) -> Stats:
+        """Figures per node and group since the run began, and what limits it."""
+        engine = self._engine
+        busy = sum(stage.busy_s for stage in engine.stages)
+        return snapshot(engine.accounts, engine.backend.now(), engine.calls.lost, busy)
+
+    def close(self) -> None:
+        """Ends the run and its actors. Closing again does nothing."""
+        background, self._background = self._background, None
+        if background is not None and not background.stop(CLOSING_S):
+            # It waits for an answer: that of an actor whose process ends is known at once.
+            if self._finalizer.detach() is not None:
+                _close(self._engine, wait_s=0.0)
+            background.stop(CLOSING_S)
+        self._finalizer()
+
+    def _ask(self, state: Any, method: str) -> Any:
+        return self._engine.handle(state, f"run.{method}", held=False).ask(method).result()
+
+    def __enter__(self) -> Run[T]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{self._engine.accounts.env_steps:,} env steps"
+        return f"Run({state}, seed={self.seed}, {self._engine.backend!r})"
+
+
+def _close(engine: Engine, wait_s: float = CLOSING_S) -> None:
+    for problem in engine.close(wait_s):
+        _log.warning("while closing the run: %s", problem)

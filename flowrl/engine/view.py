@@ -1,0 +1,60 @@
+"""What an operator's context may see of the run: handles, published weights, figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from flowrl.handles import ActorGroup, ActorHandle
+from flowrl.ref import Ref
+
+if TYPE_CHECKING:
+    from flowrl.engine.core import Engine
+
+
+class NodeView:
+    """What a node's context may see of the run."""
+
+    __slots__ = ("engine", "node", "prefix")
+
+    def __init__(self, engine: Engine, node: str, prefix: str):
+        self.engine, self.node, self.prefix = engine, node, prefix
+
+    def actors_of(self, group: ActorGroup[Any]) -> tuple[ActorHandle[Any], ...]:
+        """The live handles of a group that the node holds."""
+        states = self.engine.states.get(self.prefix + group.name)
+        if states is None:
+            raise KeyError(
+                f"group {group.name!r} is not part of this run: an operator must hold it as a dataclass field "
+                f"(or a callable in its closure); the run has {', '.join(self.engine.states) or 'no groups'}"
+            )
+        return tuple(self.engine.handle(state, self.node, held=True) for state in states)
+
+    def bound(self, handles: tuple[ActorHandle[Any], ...]) -> tuple[ActorHandle[Any], ...]:
+        """The same actors, messaged in this node's name."""
+        engine = self.engine
+        return tuple(engine.handle(engine.states[h.group][h.index], self.node, held=True) for h in handles)
+
+    def published(self, handle: ActorHandle[Any]) -> tuple[int, Ref[Any]] | None:
+        """The newest weights that an actor published."""
+        return self.engine.state_of(handle).published
+
+    def groups(self) -> Mapping[str, tuple[ActorHandle[Any], ...]]:
+        """Every group of the run."""
+        return {
+            name: tuple(self.engine.handle(state, self.node, held=True) for state in states)
+            for name, states in self.engine.states.items()
+        }
+
+    def having(self, method: str) -> tuple[ActorHandle[Any], ...]:
+        """The actors whose class has a method; `states` lists sources first."""
+        return tuple(
+            self.engine.handle(state, self.node, held=True)
+            for states in self.engine.states.values()
+            for state in states
+            if callable(getattr(state.actor_class, method, None))
+        )
+
+    def report(self) -> Any:
+        """The run's figures."""
+        return self.engine.accounts
