@@ -1,0 +1,75 @@
+"""One round of training a batch: the learner joins the parts, updates, and publishes its new weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from flowrl.batch import Batch
+from flowrl.handles import ActorGroup, ActorHandle, Pending
+from flowrl.operator import AskOperator, Context
+from flowrl.ref import Info, Ref
+
+
+@dataclass(frozen=True)
+class TrainInfo:
+    """What one call of the learner's `train` did; its weights stay in the object store (see SendWeights).
+
+    learner: the actor. policy_version: of the weights that came out. env_steps: valid steps in the batch.
+    metrics: `policy/name` to number.
+    """
+
+    learner: str
+    policy_version: int | None
+    env_steps: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def of(learner: str, env_steps: int, info: Info) -> TrainInfo:
+        """From the Info of the learner's answer."""
+        return TrainInfo(learner, info.policy_version, env_steps, dict(info.metrics))
+
+
+@dataclass
+class TrainOneStep(AskOperator[Batch, TrainInfo]):
+    """Has the learner train on each batch: `epochs` passes in minibatches of `minibatch` rows (None: the whole batch).
+
+    When the learner starts, it is told the spaces of the graph's environments, from which it builds its policy.
+    """
+
+    learner: ActorGroup[Any]
+    epochs: int = 1
+    minibatch: int | None = None
+    in_flight: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "in_flight", "minibatch"):
+            value = getattr(self, name)
+            if name == "minibatch" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value!r}")
+        if self.learner.count != 1:
+            raise ValueError(f"TrainOneStep trains one learner, group {self.learner.name!r} has {self.learner.count}")
+
+    def required_columns(self) -> frozenset[str]:
+        """What the learner's loss needs."""
+        given = (*self.learner.args, *self.learner.kwargs.values())
+        return frozenset().union(*(entry.needs for entry in given if isinstance(_needs(entry), frozenset)))
+
+    def actor_started(self, handle: ActorHandle[Any], ctx: Context) -> None:
+        if handle in ctx.actors(self.learner):
+            environments = ctx.having("spaces")
+            if environments:
+                handle.ask("build", environments[0].ask("spaces"))
+
+    def ask(self, value: Ref[Batch], ctx: Context) -> Pending[TrainInfo]:
+        learner = ctx.actors(self.learner)[0]
+        pending = learner.ask("train", value, epochs=self.epochs, minibatch=self.minibatch, env_steps=ctx.env_steps)
+        return pending.made_from_info(partial(TrainInfo.of, learner.name, value.info.env_steps))
+
+
+def _needs(entry: Any) -> Any:
+    return None if isinstance(entry, type) else getattr(entry, "needs", None)

@@ -1,0 +1,104 @@
+"""Every operator of the library keeps the operator contract; one that nobody checks here fails the test."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flowrl
+import flowrl.operators
+from flowrl import Batch, Context, Local, MultiAgentBatch, Operator, functions
+from flowrl.engine.view import NodeView
+from flowrl.operators import (
+    AddAdvantages,
+    ConcatBatches,
+    ReportMetrics,
+    SelectPolicies,
+    SendWeights,
+    Standardize,
+    TrainOneStep,
+)
+from flowrl.operators.policies import _Kept
+from flowrl.testing import check_operator
+
+
+class Learner:
+    """Enough of a learner to be described, asked for weights and told of."""
+
+    def build(self) -> flowrl.Answer[None]:
+        return flowrl.Answer(None, policy_version=3, published=np.zeros(2, np.float32))
+
+    def set_weights(self, flat: Any, version: int) -> None: ...
+
+
+def fragment(seed: int) -> Batch:
+    rng = np.random.default_rng(seed)
+    shape = (4, 2)
+    columns = {name: rng.normal(size=shape).astype(np.float32) for name in ("rewards", "values", "next_values")}
+    ends = rng.random(shape) < 0.3
+    return Batch({**columns, "terminated": ends, "truncated": ~ends & (rng.random(shape) < 0.2)}, time_major=True)
+
+
+def parts(seed: int) -> MultiAgentBatch:
+    names = ("a", "b") if seed % 2 else ("b", "c")
+    return MultiAgentBatch({name: Batch({"x": np.arange(seed + 1)}) for name in names}, env_steps=seed + 1)
+
+
+FRAGMENTS = [fragment(seed) for seed in range(5)]
+PARTS = [parts(seed) for seed in range(4)]
+NUMBERS = [3, 1, 4, 1, 5]
+LEARNER = flowrl.actor(Learner, name="learner")
+
+CASES: list[tuple[Operator[Any, Any], list[Any]]] = [
+    (AddAdvantages(0.9, 0.8), FRAGMENTS),
+    (Standardize(("rewards", "values")), FRAGMENTS),
+    (ConcatBatches(min_steps=17), FRAGMENTS),
+    (TrainOneStep(LEARNER, epochs=2, minibatch=3, in_flight=2), []),
+    (SendWeights(LEARNER, to=LEARNER, every_updates=2), FRAGMENTS),
+    (ReportMetrics(), FRAGMENTS),
+    (SelectPolicies(("a", "c")), PARTS),
+    (_Kept(("b",)), PARTS),
+    (functions.Function(abs), NUMBERS),
+    (functions.Filter(lambda x: x > 2), NUMBERS),
+    (functions.Tap(lambda x, ctx: None), NUMBERS),
+    (functions.Gathered(2), NUMBERS),
+    (functions.Flatten(), [[1, 2], (), [3]]),
+    (functions.ZipWithSourceActor(), NUMBERS),
+    (functions.PolicyPart("a"), PARTS),
+    (functions.Part("b"), PARTS),
+]
+
+
+@pytest.fixture
+def context() -> Iterator[Callable[[], Context]]:
+    """The context of a node in a run that has a learner, on a clock that stands still so that reports can be compared."""
+    flow = flowrl.from_items([0], num_shards=1).gather_sync().for_each(SendWeights(LEARNER, to=LEARNER))
+    with flowrl.run(flow, Local()) as running:
+        running.actors["learner"][0].ask("build").result()
+        engine = running._engine
+        engine.accounts.clock = lambda: engine.accounts.started + 5.0
+        yield lambda: Context("node", NodeView(engine, "node", ""))
+
+
+@pytest.mark.parametrize(("op", "items"), CASES, ids=[type(op).__name__ for op, _ in CASES])
+def test_the_contract(op, items, context):
+    needs_a_run = isinstance(op, SendWeights | ReportMetrics)
+    check_operator(op, items, ctx=context() if needs_a_run else None)
+
+
+def test_every_operator_is_checked():
+    modules = [functions]
+    for found in pkgutil.iter_modules(flowrl.operators.__path__):
+        modules.append(importlib.import_module(f"flowrl.operators.{found.name}"))
+    classes = {
+        kind
+        for module in modules
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, Operator) and kind.__module__ == module.__name__
+    }
+    assert classes == {type(op) for op, _ in CASES}
