@@ -76,7 +76,7 @@ class _LogpEntropy(torch.autograd.Function):
 
 
 def kl_estimate(log_ratio_B: Tensor) -> Tensor:
-    """The estimate (B,) of KL(old ‖ new), (r − 1) − log r with r = new / old: never negative (NUMERICS 15).
+    """The estimate (B,) of KL(old ‖ new), (r − 1) − log r with r = new / old: never negative.
 
     `log_ratio_B` is log r of actions drawn from the old policy.
     """

@@ -45,7 +45,7 @@ class Fragment:
         self.finals: list[tuple[int, int, Array]] = []
 
     def close_rows(self, running: Running, phantom_rows: bool) -> npt.NDArray[np.bool_]:
-        """Which rows are transitions, (T, N); rows that only reset are cleared (NUMERICS 1)."""
+        """Which rows are transitions, (T, N); rows that only reset are cleared."""
         valid_TN = np.ones(self.rewards_TN.shape, np.bool_)
         if phantom_rows:
             valid_TN[0] = ~running.ended_N

@@ -46,7 +46,7 @@ class PPOLoss:
     value_cost: weight of the mean squared error of the values. There is no further 1/2 in it: 0.5 is the
         usual "½ MSE".
     entropy_cost: weight of the entropy bonus.
-    standardize_advantages: to mean 0 and standard deviation 1 in each minibatch (NUMERICS 9). A single row
+    standardize_advantages: to mean 0 and standard deviation 1 in each minibatch. A single row
         is left as it is; equal advantages become 0.
 
     Metrics: policy_loss, value_loss (the mean squared error), entropy, kl (mean of (r − 1) − log r) and
