@@ -19,4 +19,4 @@ else:
 # What `flowrl train NAME` and `flowrl.train("name")` know: a config class by the algorithm's name.
 CONFIGS = {"ppo": "PPOConfig"}
 
-__all__ = ["CONFIGS", "PPOConfig", "ppo"]
+__all__ = ["PPOConfig", "ppo"]

@@ -107,7 +107,7 @@ def test_a_module_that_cannot_be_imported_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_there_is_none(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no saved policy in .*: it has no policy.json"):
+    with pytest.raises(FileNotFoundError, match=r"no saved policy in .*: it has no policy\.json"):
         load_policy(tmp_path)
 
 

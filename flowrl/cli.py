@@ -1,0 +1,279 @@
+"""The command line: `flowrl train ALGORITHM`, `flowrl graph ALGORITHM`, `flowrl list`.
+
+Exit codes: 0 solved or finished, 1 stopped by its limit without reaching --stop-return, 2 bad usage, 70 an exception
+while training (an environment's, an operator's; the traceback is printed), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import flowrl
+
+if TYPE_CHECKING:
+    from flowrl.flags import TrainOptions
+    from flowrl.training import Progress, TrainResult
+
+SOLVED_OR_FINISHED, NOT_REACHED, BAD_USAGE, FAILED, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 70, 130, 141
+COMMANDS = ("train", "graph", "list")
+USAGE = """usage: flowrl COMMAND
+
+  flowrl train ALGORITHM --stop-return RETURN | --total-steps N [--env ID] [--out DIR] ...
+  flowrl graph ALGORITHM [--mermaid | --svg FILE] ...
+  flowrl list
+  flowrl --version
+
+flowrl train ALGORITHM --help says all flags of an algorithm."""
+
+
+class UsageError(Exception):
+    """What was asked for cannot be done; one line says why and what to do."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code of a command; what it says is printed."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _command(args)
+    except UsageError as error:
+        print(f"flowrl: {error}", file=sys.stderr)
+        return BAD_USAGE
+    except SystemExit as asked:  # of the parser: --help, or a wrong flag
+        return int(asked.code or 0)
+    except KeyboardInterrupt:
+        print("interrupted before the first result", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # `flowrl graph ppo | head`: nobody reads on; what is still buffered would raise again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+    except Exception:
+        traceback.print_exc()
+        return FAILED
+
+
+def _command(args: list[str]) -> int:
+    if args in (["--version"], ["-V"]):
+        print(f"flowrl {flowrl.__version__}")
+        return SOLVED_OR_FINISHED
+    if args and args[0] in ("--help", "-h", "help"):
+        print(USAGE)
+        return SOLVED_OR_FINISHED
+    if not args:
+        raise UsageError(f"which command? There are: {', '.join(COMMANDS)}\n{USAGE}")
+    command, rest = args[0], args[1:]
+    if command not in COMMANDS:
+        near = get_close_matches(command, COMMANDS, n=1)
+        raise UsageError(
+            f"unknown command {command!r}; "
+            + (f"did you mean {near[0]!r}? " if near else "")
+            + "there are: "
+            + ", ".join(COMMANDS)
+        )
+    if command == "list":
+        if rest:
+            raise UsageError(f"list takes no arguments, got {' '.join(rest)}")
+        print("\n".join(algorithms()))
+        return SOLVED_OR_FINISHED
+    if rest and rest[0] in ("--help", "-h"):
+        print(USAGE, "", *algorithms(), sep="\n")
+        return SOLVED_OR_FINISHED
+    if not rest or rest[0].startswith("-"):
+        raise UsageError(f"{command} needs an algorithm before its flags; there are: {', '.join(_configs())}")
+    return _train(rest[0], rest[1:]) if command == "train" else _graph(rest[0], rest[1:])
+
+
+def _configs() -> dict[str, str]:
+    from flowrl.algorithms import CONFIGS
+
+    return CONFIGS
+
+
+def algorithms() -> list[str]:
+    """A line an algorithm: its name, what it is and its paper. No algorithm is imported for it."""
+    lines = []
+    width = max(len(name) for name in _configs())
+    for name in _configs():
+        about, paper = _about(name)
+        lines.append(f"{name:<{width}}  {about}" + (f"  [{paper}]" if paper else ""))
+    return lines
+
+
+def _about(name: str) -> tuple[str, str]:
+    """The first line of an algorithm's docstring, and the paper that it names in parentheses."""
+    found = find_spec(f"flowrl.algorithms.{name}")
+    assert found is not None, f"CONFIGS names {name!r}, which has no module"
+    assert found.origin is not None
+    text = ast.get_docstring(ast.parse(Path(found.origin).read_text(encoding="utf-8"))) or ""
+    first = text.split("\n")[0]
+    paper = re.search(r"\s*\((arXiv:[\d.]+)\)", first)
+    return (first, "") if paper is None else (first.replace(paper[0], "", 1), paper[1])
+
+
+def _flags(command: str, name: str, options: type, args: Sequence[str]) -> tuple[Any, Any]:
+    """The algorithm's config and the command's options, from flags."""
+    from flowrl.training import config_of
+
+    # As `python script.py` does: modules beside the user are found by "module:Name". Ray gives workers this folder too.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        config = config_of(name)
+        from flowrl.flags import parse
+
+        return parse(config, options, args, f"flowrl {command} {name}", " ".join(filter(None, _about(name))))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _graph(name: str, args: Sequence[str]) -> int:
+    from flowrl.flags import GraphOptions
+
+    config, options = _flags("graph", name, GraphOptions, args)
+    if options.mermaid and options.svg is not None:
+        raise UsageError("choose one of --mermaid and --svg")
+    flow = _flow(config)
+    if options.svg is not None:
+        try:
+            options.svg.write_text(flow.to_svg(), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{options.svg} cannot be written: {error}") from error
+        print(options.svg)
+    else:
+        print(flow.to_mermaid() if options.mermaid else flow.explain())
+    return SOLVED_OR_FINISHED
+
+
+def _flow(config: Any) -> Any:
+    try:
+        return config.graph()
+    except ValueError as error:  # a number out of range; GraphError is one
+        raise UsageError(str(error)) from error
+
+
+def _train(name: str, args: Sequence[str]) -> int:
+    from flowrl.flags import TrainOptions
+
+    config, options = _flags("train", name, TrainOptions, args)
+    _check_options(options)
+    _check_env(config)
+    backend: Any = flowrl.Local()
+    with ThreadPoolExecutor(1) as pool:
+        shown = pool.submit(_shown, config)  # imports torch, for seconds, of which Ray needs little while it starts
+        if options.backend == "ray":
+            backend = _started_ray(getattr(config, "num_workers", 1))
+        flow = shown.result()
+    return _watched(flow, options, backend)
+
+
+def _shown(config: Any) -> Any:
+    """The algorithm's graph, once it is printed."""
+    flow = _flow(config)
+    print(flow.explain(), flush=True)
+    return flow
+
+
+def _check_options(options: TrainOptions) -> None:
+    from flowrl.records import check_unused
+
+    if options.stop_return is None and options.total_steps is None:
+        raise UsageError(
+            "training would never end: give --stop-return RETURN (till solved) or --total-steps N, or both"
+        )
+    if options.total_steps is not None and options.total_steps < 1:
+        raise UsageError(f"--total-steps must be at least 1, got {options.total_steps}")
+    if options.seed is not None and options.seed < 0:
+        raise UsageError(f"--seed must be at least 0, got {options.seed}")
+    if options.out is not None:
+        try:
+            check_unused(options.out)
+        except OSError as error:
+            raise UsageError(f"--out: {error}") from error
+
+
+def _check_env(config: Any) -> None:
+    """Makes the environment once, so that what is wrong with it is said before any actor starts."""
+    if not hasattr(config, "env"):
+        return
+    envs = import_module("flowrl.rl.envs")
+    try:
+        envs.env_spaces(config.env, getattr(config, "env_kwargs", None))
+    except Exception as error:
+        if _is_usage(error, config.env):
+            raise UsageError(str(error)) from error
+        raise
+
+
+def _is_usage(error: Exception, env: Any) -> bool:
+    envs, spaces = import_module("flowrl.rl.envs"), import_module("flowrl.rl.spaces")
+    if isinstance(error, envs.UnknownEnvironment | spaces.UnsupportedSpace):
+        return True
+    if isinstance(error, ModuleNotFoundError):  # the very module that was named, or a package around it
+        named = str(env).partition(":")[0]
+        return error.name is not None and f"{named}.".startswith(f"{error.name}.")
+    if isinstance(error, ImportError):
+        return str(env).startswith(envs.ENVPOOL)
+    return isinstance(error, TypeError) and "unexpected keyword argument" in str(error)
+
+
+def _started_ray(workers: int) -> Any:
+    """A backend whose Ray is up. In the main thread: Ray's processes end with the thread that started them."""
+    from flowrl.backends.protocol import GroupPlan
+    from flowrl.backends.ray import Ray
+
+    try:
+        first = Ray()
+        first.open([GroupPlan("workers", workers, 1.0, 0.0)])
+        first.close()
+    except flowrl.StartError as error:
+        raise UsageError(str(error)) from error
+    return Ray()
+
+
+def _watched(flow: Any, options: TrainOptions, backend: Any) -> int:
+    from flowrl.console import print_end, reached, watcher
+
+    latest: list[Progress] = []
+    screen = watcher(sys.stdout)
+
+    def observe(progress: Progress) -> None:
+        latest[:] = [progress]
+        screen.show(progress)
+
+    try:
+        result = _trained(flow, options, backend, observe, screen)
+    except KeyboardInterrupt:
+        if not latest:
+            raise
+        print(f"interrupted: {reached(latest[0].summary)}, mean return {latest[0].summary.episode_return_mean:.1f}")
+        return INTERRUPTED
+    print_end(result, options.stop_return)
+    return NOT_REACHED if result.solved is False else SOLVED_OR_FINISHED
+
+
+def _trained(flow: Any, options: TrainOptions, backend: Any, observe: Any, screen: Any) -> TrainResult:
+    from flowrl.training import train
+
+    try:
+        return train(
+            flow, total_steps=options.total_steps, stop_return=options.stop_return, out=options.out,
+            backend=backend, seed=options.seed, observe=observe,
+        )  # fmt: skip
+    except (flowrl.StartError, flowrl.GraphError) as error:
+        raise UsageError(str(error)) from error
+    finally:
+        screen.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

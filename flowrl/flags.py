@@ -1,0 +1,138 @@
+"""A config dataclass as command-line flags: one a field, its docstring as the help."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, make_dataclass
+from importlib import import_module
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+Options = TypeVar("Options")
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How to train, beside the algorithm's own settings."""
+
+    stop_return: float | None = None
+    """Solved when the mean return of the last 100 training episodes reaches it and 20 greedy episodes confirm it."""
+    total_steps: int | None = None
+    """Stop after so many environment steps."""
+    backend: Literal["ray", "local"] = "ray"
+    """Where the actors run: in processes of Ray, or in this process."""
+    seed: int | None = None
+    """Of every random stream in the run; drawn where none is given."""
+    out: Path | None = None
+    """A directory for metrics.jsonl, metrics.csv and the policy."""
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """In which form the graph is shown; as a tree where nothing else is asked for."""
+
+    mermaid: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print it as a Mermaid flowchart."""
+    svg: Path | None = None
+    """Write it to this file as a picture."""
+
+
+def parse(config: type, options: type[Options], args: Sequence[str], prog: str, about: str) -> tuple[Any, Options]:
+    """The config and the options that the flags say; all fields of both are flags.
+
+    Raises:
+        SystemExit: with 2 where a flag is wrong (the message is printed), with 0 after --help.
+        ValueError: the config refuses a value.
+    """
+    level = tyro.conf.arg(name="")  # neither adds a prefix to its fields' flags
+    both = make_dataclass(
+        "Flags",
+        [
+            ("config", Annotated[config, level], field(default_factory=config)),
+            ("options", Annotated[options, level], field(default_factory=options)),
+        ],
+    )
+    flags: Any = tyro.cli(both, args=args, prog=prog, description=about, registry=_registry())
+    return flags.config, flags.options
+
+
+def _registry() -> ConstructorRegistry:
+    registry = ConstructorRegistry()
+    registry.primitive_rule(_rule)
+    return registry
+
+
+def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """How the types that only Python can spell are spelled as words."""
+    kind: Any = info.type
+    if get_origin(kind) in (Union, UnionType):
+        rest = [part for part in get_args(kind) if part is not NoneType]
+        kind = rest[0] if len(rest) == 1 else kind
+    if get_origin(kind) is Mapping:
+        return PrimitiveConstructorSpec("*", "JSON|KEY=VALUE", mapping_of, _always, _mapping_shown)
+    if get_origin(kind) is Callable:
+        return PrimitiveConstructorSpec(1, "PKG.MODULE:NAME", lambda words: named(words[0]), _always, _shown)
+    return None
+
+
+def mapping_of(words: Sequence[str]) -> dict[str, Any] | None:
+    """A dictionary from JSON objects and key=value words; a value that is not JSON is a string. None for "None".
+
+    Raises:
+        ValueError: a word is neither.
+    """
+    if list(words) == ["None"]:
+        return None
+    found: dict[str, Any] = {}
+    for word in words:
+        if word.lstrip().startswith("{"):
+            try:
+                found.update(json.loads(word))
+            except json.JSONDecodeError as error:
+                raise ValueError(f"not a JSON object: {word} ({error})") from error
+            continue
+        key, equals, value = word.partition("=")
+        if not equals or not key.isidentifier():
+            raise ValueError(f"expected a JSON object or key=value, got {word!r}")
+        try:
+            found[key] = json.loads(value)
+        except json.JSONDecodeError:
+            found[key] = {"True": True, "False": False, "None": None}.get(value, value)
+    return found
+
+
+def named(path: str) -> Any:
+    """What "pkg.module:Name" names; None for "None".
+
+    Raises:
+        ValueError: it is not of that form, or there is no such thing.
+    """
+    if path == "None":
+        return None
+    module, colon, name = path.partition(":")
+    if not colon or not module or not name:
+        raise ValueError(f"expected pkg.module:Name, got {path!r}")
+    try:
+        found = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be imported: {error}") from error
+    return found
+
+
+def _always(value: Any) -> bool:
+    return True
+
+
+def _shown(value: Any) -> list[str]:
+    return [str(getattr(value, "__qualname__", value))]
+
+
+def _mapping_shown(value: Mapping[str, Any] | None) -> list[str]:
+    return ["None"] if value is None else [f"{key}={json.dumps(entry)}" for key, entry in value.items()]

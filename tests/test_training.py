@@ -1,0 +1,147 @@
+"""train: what it takes, when it stops, what it gives back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flowrl
+from flowrl import Local
+from flowrl.algorithms import PPOConfig
+from flowrl.engine.run import Run
+from flowrl.rl.evaluation import Evaluation
+from flowrl.training import Progress, config_of, train
+from tests.rl.counting_envs import Counting
+
+
+def small(**settings: Any) -> PPOConfig:
+    """PPO on episodes of three steps whose return is always 1 + 2 + 3; about 24 of them an iteration."""
+    given = {"env": Counting, "envs_per_worker": 4, "unroll": 12, "batch_steps": 60, "epochs": 1, "minibatch": 64}
+    return PPOConfig(**{**given, **settings})
+
+
+def test_it_stops_after_total_steps_and_gives_everything_back() -> None:
+    seen: list[Progress] = []
+    result = train(small(), total_steps=200, backend=Local(), seed=5, observe=seen.append)
+    assert result.reason == "total_steps"
+    assert result.solved is None
+    assert result.evaluation is None
+    assert result.checkpoint is None
+    assert result.seed == 5
+    assert result.history[-1].env_steps >= 200 > result.history[-2].env_steps
+    assert [s.iteration for s in result.history] == list(range(1, len(result.history) + 1))
+    assert [p.summary for p in seen] == result.history
+    assert result.history[-1].episode_return_mean == 6.0
+    assert result.history[-1].episode_length_mean == 3.0
+    assert result.stats.env_steps == result.history[-1].env_steps
+    assert result.policy.act(np.zeros(2, np.float32)) in (0, 1)
+
+
+def test_solved_means_a_hundred_episodes_and_a_greedy_confirmation() -> None:
+    result = train(small(), stop_return=6.0, backend=Local(), seed=0)
+    assert result.reason == "solved"
+    assert result.solved is True
+    assert result.evaluation.returns == (6.0,) * 20
+    assert result.history[-1].episodes >= 100 > result.history[-2].episodes
+
+
+def test_a_goal_out_of_reach_ends_at_the_limit_and_is_never_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Run, "evaluate", lambda self, episodes: pytest.fail("evaluated"))
+    result = train(small(), stop_return=6.5, total_steps=600, backend=Local(), seed=0)
+    assert (result.reason, result.solved, result.evaluation) == ("total_steps", False, None)
+    assert result.history[-1].episodes > 100
+
+
+def test_a_mean_that_the_greedy_policy_does_not_confirm_is_not_solved(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def evaluate(self: Run[Any], episodes: int) -> Evaluation:
+        asked.append(episodes)
+        return Evaluation((5.0,) * 20, (3,) * 20)
+
+    monkeypatch.setattr(Run, "evaluate", evaluate)
+    result = train(small(), stop_return=6.0, total_steps=600, backend=Local(), seed=0)
+    assert (result.reason, result.solved) == ("total_steps", False)
+    assert result.evaluation.mean == 5.0
+    assert asked == [20] * sum(s.episodes >= 100 for s in result.history)
+
+
+def test_a_flow_that_ends_needs_no_limit() -> None:
+    result = train(small().graph().take(2), backend=Local(), seed=0)
+    assert result.reason == "end"
+    assert len(result.history) == 2
+
+
+def test_out_holds_the_metrics_and_the_policy(tmp_path: Path) -> None:
+    result = train(small(), total_steps=100, out=tmp_path / "run", backend=Local(), seed=0)
+    assert result.checkpoint == tmp_path / "run" / "policy"
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == len(result.history)
+    loaded = flowrl.load_policy(tmp_path / "run")
+    np.testing.assert_array_equal(loaded.get_weights(), result.policy.get_weights())
+    with pytest.raises(FileExistsError, match="of another run"):
+        train(small(), total_steps=100, out=tmp_path / "run", backend=Local())
+
+
+def test_a_run_that_cannot_start_may_be_tried_again(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="did you mean 'CartPole-v1'"):
+        train(small(env="CartPole-v7"), total_steps=100, out=tmp_path, backend=Local())
+    assert train(small(), total_steps=100, out=tmp_path, backend=Local()).checkpoint is not None
+
+
+def test_the_same_seed_gives_the_same_policy_and_another_seed_another() -> None:
+    weights = [train(small(), total_steps=100, backend=Local(), seed=seed).policy.get_weights() for seed in (1, 1, 2)]
+    np.testing.assert_array_equal(weights[0], weights[1])
+    assert (weights[0] != weights[2]).any()
+
+
+def test_an_exception_of_an_observer_closes_the_run() -> None:
+    runs: list[Run[Any]] = []
+
+    def observe(progress: Progress) -> None:
+        runs.append(progress.run)
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        train(small(), total_steps=100, backend=Local(), observe=observe)
+    assert repr(runs[0]).startswith("Run(closed")
+
+
+def test_no_goal_is_refused() -> None:
+    with pytest.raises(ValueError, match="train needs total_steps or stop_return, or it would never end"):
+        train(small(), backend=Local())
+    with pytest.raises(ValueError, match="total_steps must be at least 1, got 0"):
+        train(small(), total_steps=0, backend=Local())
+
+
+@pytest.mark.parametrize("what", [PPOConfig, 3, object()])
+def test_what_is_no_algorithm_is_refused(what: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"train needs a config \(PPOConfig\(...\)\), an algorithm's name or a Flow, got"
+    ):
+        train(what, total_steps=1, backend=Local())
+
+
+def test_a_config_whose_graph_is_no_flow_is_refused() -> None:
+    class Odd:
+        def graph(self) -> int:
+            return 3
+
+    with pytest.raises(TypeError, match=r"Odd.graph\(\) must return a Flow, it returned int"):
+        train(Odd(), total_steps=1, backend=Local())  # type: ignore[arg-type]
+
+
+def test_a_flow_of_something_else_is_refused() -> None:
+    flow: Any = flowrl.from_items([1], num_shards=1).gather_sync()
+    with pytest.raises(TypeError, match=r"train needs a flow of Summaries, this one gives int; end it with .for_each"):
+        train(flow, total_steps=1, backend=Local())
+
+
+def test_an_algorithm_is_found_by_its_name_and_the_nearest_is_suggested() -> None:
+    assert config_of("ppo") is PPOConfig
+    with pytest.raises(ValueError, match="unknown algorithm 'pppo'; did you mean 'ppo'\\? there are: ppo"):
+        train("pppo", total_steps=1, backend=Local())
+    with pytest.raises(ValueError, match="unknown algorithm 'xyz'; there are: ppo"):
+        config_of("xyz")
