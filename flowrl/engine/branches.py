@@ -16,6 +16,7 @@ class DuplicateCursor(Cursor):
         super().__init__(name, run)
         self.upstream, self.max_lag, self.overflow = upstream, max_lag, overflow
         self.queues: dict[BranchCursor, deque[Item]] = {}
+        self._others: dict[BranchCursor, list[deque[Item]]] = {}  # each branch's siblings that have not ended
         self._ended = False
 
     def upstreams(self) -> list[Cursor]:
@@ -28,9 +29,13 @@ class DuplicateCursor(Cursor):
             return queue.popleft()
         if self._ended:
             return END
-        others = [other for key, other in self.queues.items() if key is not branch]
-        if self.overflow == "block" and any(len(other) >= self.max_lag for other in others):
-            return self.blocked()
+        others = self._others.get(branch)
+        if others is None:
+            others = self._others[branch] = [other for key, other in self.queues.items() if key is not branch]
+        if self.overflow == "block":
+            for other in others:
+                if len(other) >= self.max_lag:
+                    return self.blocked()
         got = self.upstream.pull()
         if type(got) is not Item:
             self._ended = got is END
@@ -49,6 +54,7 @@ class DuplicateCursor(Cursor):
     def leave(self, branch: BranchCursor) -> None:
         """A branch has ended: it no longer counts towards max_lag; with the last, upstream is closed."""
         self.queues.pop(branch, None)
+        self._others.clear()
         if not self.queues and not self.closed:
             self.close()
             self.upstream.close()
@@ -93,6 +99,7 @@ class UnionCursor(Cursor):
         self._turn = 0
         self._taken = 0  # items of the branch whose turn it is
         self._live = [True] * len(self.branches)
+        self._emitting = sum(self.emit)  # branches in `emit` that have not ended
 
     def upstreams(self) -> list[Cursor]:
         return list(self.branches)
@@ -102,7 +109,7 @@ class UnionCursor(Cursor):
             return END
         passed, pending = 0, False  # branches in a row that had nothing
         while passed < len(self.branches):
-            if not self._emitting():
+            if not self._emitting:
                 self.close()
                 return END
             at = self._turn
@@ -117,14 +124,16 @@ class UnionCursor(Cursor):
                 self.run.poll()
                 continue
             if got is END:
-                self._live[at] = False
+                if self._live[at]:
+                    self._live[at] = False
+                    self._emitting -= self.emit[at]
             elif got is PENDING:
                 if self._in_turn:
                     return PENDING
                 pending = True
             passed += 1
             self._next()
-        if not self._emitting():
+        if not self._emitting:
             self.close()
             return END
         return PENDING if pending else self.blocked()
@@ -132,9 +141,6 @@ class UnionCursor(Cursor):
     def _next(self) -> None:
         self._turn = (self._turn + 1) % len(self.branches)
         self._taken = 0
-
-    def _emitting(self) -> bool:
-        return any(live and emits for live, emits in zip(self._live, self.emit, strict=True))
 
     def close(self) -> None:
         if not self.closed:

@@ -14,7 +14,6 @@ from flowrl.engine.host import FAILED, STALE, Record
 from flowrl.engine.interrupts import Interrupts, Mode
 from flowrl.engine.stats import Accounts
 from flowrl.engine.transport import Packed, item_of, pack_by_value, pack_call, unpack
-from flowrl.handles import ActorHandle, Pending
 from flowrl.ref import Info, Leaf, Ref
 
 ANSWERED, LOST, ERROR, OUT = "answered", "lost", "error", "out"
@@ -61,20 +60,12 @@ class Tell:
 class Call:
     """One message that is out, and its answer."""
 
+    # fmt: off
     __slots__ = (
-        "actor",
-        "arrived",
-        "incarnation",
-        "infos",
-        "kind",
-        "label",
-        "loaded",
-        "node",
-        "reason",
-        "record",
-        "sent",
+        "actor", "arrived", "incarnation", "infos", "kind", "label", "loaded", "node", "reason", "record", "sent",
         "state",
-    )  # fmt: skip
+    )
+    # fmt: on
 
     def __init__(self, actor: ActorState, sent: Sent, kind: str, node: str, label: str):
         self.actor, self.sent, self.kind, self.node, self.label = actor, sent, kind, node, label
@@ -119,7 +110,7 @@ def method_label(method: Any) -> str:
 
 
 def wire_method(method: Any, actor_class: Any) -> str | Packed:
-    """A method by its name where it is one of the actor's class (so that overriding works), else the function itself."""
+    """A method by its name where the actor's class has it (so that overriding works), else the function itself."""
     if isinstance(method, str):
         return method
     name = getattr(method, "__name__", "")
@@ -262,6 +253,14 @@ class Calls:
         if told:
             self._take(self.backend.poll(told, 0.0))
 
+    def merge_metrics(self, call: Call) -> None:
+        """Merges the metrics that came with an answer."""
+        if call.record.deltas:
+            try:
+                self.accounts.merge(call.record.deltas)
+            except ValueError as error:  # a metric that changes its rule
+                self.failed.append((call.node, f"the metrics of {call.label!r}", call.actor, record_of(error)))
+
     def forget(self, state: ActorState) -> list[Call]:
         """The calls that died with an actor's incarnation; they count as lost."""
         with self.lock:
@@ -308,10 +307,9 @@ class Calls:
             call.reason = "its process was started anew in between"
             self.lost += 1
             return
-        try:
-            self.accounts.answer(call.actor.group, call.node, record, starting=call.kind == "start")
-        except Exception as error:  # a metric that changes its rule
-            self.failed.append((call.node, f"the metrics of {call.label!r}", call.actor, record_of(error)))
+        self.accounts.answer(call.actor.group, call.node, record, starting=call.kind == "start")
+        if call.kind != "pull":  # a gather merges those of its shards, in an order that timing cannot change
+            self.merge_metrics(call)
         for node, label, failure in record.tell_errors:
             self.failed.append((node, f"the tell {label!r}", call.actor, failure))
         if record.published_version is not None:
@@ -328,22 +326,3 @@ def _together(mail: Sequence[Tell], payloads: list[Any]) -> tuple[tuple[Any, ...
         tells.append((tell.node, tell.label, tell.method, tell.packed, len(payloads), len(tell.payloads)))
         payloads = [*payloads, *tell.payloads]
     return tuple(tells), payloads
-
-
-class HandleLink:
-    """Ties handles to a run: those of operators hold their tells, those of run.actors send at once."""
-
-    __slots__ = ("held", "node", "run")
-
-    def __init__(self, run: Any, node: str, *, held: bool):
-        self.run, self.node, self.held = run, node, held
-
-    def ask(self, handle: ActorHandle[Any], method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pending[Any]:
-        """A call that is out."""
-        state = self.run.state_of(handle)
-        call = self.run.calls.ask(state, method, args, kwargs, self.node)
-        return Pending(call, self.run)
-
-    def tell(self, handle: ActorHandle[Any], method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A held tell, or one that goes at once."""
-        self.run.calls.tell(self.run.state_of(handle), method, args, kwargs, self.node, held=self.held)

@@ -53,11 +53,14 @@ class GatherCursor(Cursor):
         if feed is None:
             return
         feed.out -= 1
-        if call.state is LOST or self.closed:
+        if call.state is LOST:
             return
-        if call.state is not ANSWERED:
-            self.run.fail(call, feed.node)
+        if self.closed or call.state is not ANSWERED:
+            self.run.calls.merge_metrics(call)
+            if not self.closed:
+                self.run.fail(call, feed.node)
             return
+        self.note_metrics(feed, call)
         feed.restarts = 0
         fetch = self.run.fetch
         for slot, info in enumerate(call.infos):
@@ -71,6 +74,10 @@ class GatherCursor(Cursor):
 
     def came(self, feed: ShardFeed, new: int) -> None:
         """An answer of a shard was taken in."""
+
+    def note_metrics(self, feed: ShardFeed, call: Call) -> None:
+        """Merges what came with an answer, at once."""
+        self.run.calls.merge_metrics(call)
 
     def died(self, state: ActorState, reason: str) -> None:
         """The process of a shard ended: by the failure policy it is started again, dropped, or the run stops."""
@@ -112,19 +119,21 @@ class GatherCursor(Cursor):
 
 
 class SyncGatherCursor(GatherCursor):
-    """One item of each live shard a round, in the order of the shards; the next round is asked for after the last item."""
+    """One item of each live shard a round, in shard order; the next round is asked for after the last item."""
 
     def __init__(self, name: str, run: Any, feeds: Sequence[ShardFeed], policy: FailurePolicy):
         super().__init__(name, run, feeds, policy)
         self._round: deque[ShardFeed] = deque()
         self._asked = False
         self._of_actor: dict[ActorState, list[ShardFeed]] = {}
+        self._noted: dict[ShardFeed, list[Call]] = {feed: [] for feed in self.feeds}
         for feed in self.feeds:
             self._of_actor.setdefault(feed.state, []).append(feed)
 
     def pull(self) -> Item | Signal:
         while not self._round:
             if self.closed or all(feed.ended and not feed.items for feed in self.feeds):
+                self._merge_noted()
                 self.closed = True
                 return END
             if not self._asked:
@@ -139,8 +148,23 @@ class SyncGatherCursor(GatherCursor):
                 self.run.wait_in_place([call for call, feed in self._by_call.items() if feed in missing])
                 continue
             self._asked = False
+            self._merge_noted()
             self._round.extend(feed for feed in self.feeds if feed.items)
         return self.out(self._round.popleft().items.popleft()[0])
+
+    def note_metrics(self, feed: ShardFeed, call: Call) -> None:
+        # Merged when the round is whole, shard by shard: in the order of arrival, timing would change the numbers.
+        self._noted[feed].append(call)
+
+    def _merge_noted(self) -> None:
+        for calls in self._noted.values():
+            for call in calls:
+                self.run.calls.merge_metrics(call)
+            calls.clear()
+
+    def close(self) -> None:
+        self._merge_noted()
+        super().close()
 
     def came(self, feed: ShardFeed, new: int) -> None:
         # Feeds of one actor go on together: what it is asked must not depend on which of its answers is seen first.
@@ -159,7 +183,7 @@ class SyncGatherCursor(GatherCursor):
 
 
 class AsyncGatherCursor(GatherCursor):
-    """Items as they are ready, at most num_async steps in flight a shard; asked again when its item has been consumed."""
+    """Items as they are ready, at most num_async steps in flight a shard; asked again once its item is consumed."""
 
     def __init__(self, name: str, run: Any, feeds: Sequence[ShardFeed], policy: FailurePolicy, num_async: int):
         super().__init__(name, run, feeds, policy)

@@ -16,8 +16,8 @@ class NodeStats:
     """One node's figures since the run began.
 
     items: results that left it. steps: environment steps in them. busy_s: time spent computing, on the driver or in the
-    actor. waiting_s: time the driver waited while a call of this node was out. blocked_s: time it could not move because
-    of a bound inside the graph. messages, bytes: what the driver sent for it and the size of what came back.
+    actor. waiting_s: time the driver waited while a call of this node was out. blocked_s: time it could not move
+    because of a bound inside the graph. messages, bytes: what the driver sent for it and the size of what came back.
     first: what its first result looked like.
     """
 
@@ -105,7 +105,7 @@ class Accounts:
                     stats.waiting_s += seconds
 
     def answer(self, group: str, node: str, record: Record, *, starting: bool = False) -> None:
-        """An answer's figures and metrics, merged exactly once. The making of an actor's object is no work of its group."""
+        """An answer's figures and metrics, merged exactly once. Making an actor's object is no work of its group."""
         with self.lock:
             self._answer(group, node, record, starting)
 
@@ -125,11 +125,9 @@ class Accounts:
             stage.busy_s += busy_s
             if stage.first is None:
                 stage.first = first
-        if record.deltas:
-            self.table.merge(record.deltas)
 
     def merge(self, deltas: Sequence[Delta]) -> None:
-        """Metrics that an operator on the driver recorded."""
+        """Metrics that were recorded on the driver, or came with an answer; each is to be merged exactly once."""
         with self.lock:
             self.table.merge(deltas)
 
@@ -212,7 +210,7 @@ def _verdict(accounts: Accounts, elapsed: float, driver_busy_s: float) -> str:
     use: dict[str, float] = {name: g.busy_s / (g.count * elapsed) for name, g in accounts.groups.items()}
     driver = driver_busy_s / elapsed
     blocked = {name: stats.blocked_s / elapsed for name, stats in accounts.nodes.items() if stats.blocked_s > 0}
-    if not any(group.calls for group in accounts.groups.values()) and driver < 0.5:
+    if not any(group.calls for group in accounts.groups.values()) and not any(n.items for n in accounts.nodes.values()):
         return "nothing has run yet"
     top: Any = max(use, key=lambda name: use[name], default=None)
     shares = ", ".join(f"{name} {share:.0%}" for name, share in use.items())
