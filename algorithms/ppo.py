@@ -66,8 +66,8 @@ class PPOConfig:
 def graph(cfg: PPOConfig) -> Flow[Summary]:
     """PPO with a clipped surrogate (arXiv:1707.06347)."""
     workers = actors(
-        rl.RolloutWorker, cfg.env, cfg.policy, steps=cfg.unroll, num_envs=cfg.envs_per_worker, env_kwargs=cfg.env_kwargs,
-        count=cfg.num_workers, name="workers",
+        rl.RolloutWorker, cfg.env, cfg.policy, steps=cfg.unroll, num_envs=cfg.envs_per_worker,
+        env_kwargs=cfg.env_kwargs, count=cfg.num_workers, name="workers",
     )  # fmt: skip
     learner = actor(
         rl.Learner, cfg.policy, rl.losses.PPOLoss(cfg.clip, cfg.value_cost, cfg.entropy_cost),

@@ -131,7 +131,8 @@ def show(what: str, ours: list[tuple[float, float]], bare: list[tuple[float, flo
     bare_cpu, bare_wall = (statistics.median(pair[i] for pair in bare) for i in (0, 1))
     more = statistics.median(a[0] - b[0] for a, b in zip(ours, bare, strict=True))
     print(
-        f"{what}: flowrl {cpu:.0f} µs CPU, {wall:.0f} µs wall; {against} {bare_cpu:.0f} µs CPU, {bare_wall:.0f} µs wall; "
+        f"{what}: flowrl {cpu:.0f} µs CPU, {wall:.0f} µs wall; "
+        f"{against} {bare_cpu:.0f} µs CPU, {bare_wall:.0f} µs wall; "
         f"CPU more an item {more:+.0f} µs, wall ratio {wall / bare_wall:.2f}",
         flush=True,
     )

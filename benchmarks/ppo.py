@@ -165,7 +165,7 @@ def solve(seeds: int) -> None:
         steps.append(last.env_steps)
         print(
             f"seed {seed}: {result.reason} after {last.env_steps:,} steps, {result.stats.elapsed_s:.1f} s "
-            f"(mean return {last.episode_return_mean:.0f}, greedy {result.evaluation.mean if result.evaluation else None})",
+            f"(mean return {last.episode_return_mean:.0f}, greedy {result.evaluation})",
             flush=True,
         )
     print(

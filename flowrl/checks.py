@@ -68,7 +68,8 @@ def _after(node: graph.Apply, above: Columns, names: Mapping[graph.Node, str]) -
         missing = ", ".join(sorted(needs - above))
         source = graph.walk(node)[0]
         raise GraphError(
-            f"node {names[node]!r} (defined at {node.where}) needs the columns {missing}, which nobody on its path adds: "
+            f"node {names[node]!r} (defined at {node.where}) needs the columns {missing}, "
+            "which nobody on its path adds: "
             f"{graph.path_to(node, names)}; {names[source]!r} gives {', '.join(sorted(above))}. "
             "Put an operator that adds them before it"
         )

@@ -57,7 +57,7 @@ class Context:
         return self._need_run("actors").actors_of(group)
 
     def published(self, learner: ActorHandle[Any]) -> tuple[int, Ref[Any]] | None:
-        """The newest weights that an actor published with its answers, as (version, reference); None before the first."""
+        """The newest weights that an actor published, as (version, reference); None before the first."""
         return self._need_run("published").published(learner)
 
     @property
@@ -173,6 +173,7 @@ def checked_results(op: Operator[Any, Any], method: str, results: Any) -> Iterab
         )
     if isinstance(results, _NOT_STREAMS) or hasattr(results, "__array__") or not isinstance(results, Iterable):
         raise TypeError(
-            f"{type(op).__name__}.{method} returned a {type(results).__name__}; write `yield value` instead of `return value`"
+            f"{type(op).__name__}.{method} returned a {type(results).__name__}; "
+            "write `yield value` instead of `return value`"
         )
     return results

@@ -181,7 +181,8 @@ def apply_deferred(then: Then, value: Any, deltas: list[Delta] | None = None) ->
         deltas.extend(ctx.metrics.take())
     if len(results) != 1:
         raise ValueError(
-            f"the deferred node {then.name!r} is marked pure, so it must give exactly one result an item; it gave {len(results)}"
+            f"the deferred node {then.name!r} is marked pure, so it must give exactly one result an item; "
+            f"it gave {len(results)}"
         )
     return results[0]
 
@@ -191,7 +192,8 @@ def join(values: Sequence[Any]) -> Any:
     concat = getattr(type(values[0]), "concat", None)
     if concat is None:
         raise TypeError(
-            f"cannot join items of type {type(values[0]).__name__}: give the type a static method concat(items), as Batch has"
+            f"cannot join items of type {type(values[0]).__name__}: "
+            "give the type a static method concat(items), as Batch has"
         )
     return concat(list(values))
 

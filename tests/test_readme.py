@@ -1,4 +1,4 @@
-"""The README and the operators' page show only what runs: their Python blocks are run here, in order, in one namespace."""
+"""The README and the operators' page show only what runs: their Python blocks are run here, in one namespace."""
 
 from __future__ import annotations
 

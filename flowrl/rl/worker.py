@@ -170,7 +170,8 @@ class RolloutWorker:
         """Takes flat weights and their version; a copy is kept. `policy`: only "default" for now.
 
         Raises:
-            ValueError: a policy that this worker does not have, another length than the policy's (names both), or numbers that are not finite.
+            ValueError: a policy that this worker does not have, another length than the policy's (names both), or
+                numbers that are not finite.
         """
         self._check_policy(policy)
         self._net.set_weights(flat)

@@ -76,7 +76,7 @@ CASES: list[tuple[Operator[Any, Any], list[Any]]] = [
 
 @pytest.fixture
 def context() -> Iterator[Callable[[], Context]]:
-    """The context of a node in a run that has a learner, on a clock that stands still so that reports can be compared."""
+    """The context of a node in a run that has a learner, on a clock that stands still: reports can be compared."""
     flow = flowrl.from_items([0], num_shards=1).gather_sync().for_each(SendWeights(LEARNER, to=LEARNER))
     with flowrl.run(flow, Local()) as running:
         running.actors["learner"][0].ask("build").result()
