@@ -11,6 +11,7 @@ from flowrl.errors import GraphError
 from flowrl.failures import FailurePolicy, Ignore, Raise, Restart
 from flowrl.operator import AskOperator, Context, Operator
 from flowrl.places import calling_place
+from flowrl.wiring import check_names
 
 if TYPE_CHECKING:
     from flowrl.backends.protocol import Backend
@@ -29,7 +30,7 @@ class Flow(Generic[T]):
 
     def __init__(self, node: graph.Node):
         self._node = node
-        graph.check_names(node)
+        check_names(node)
 
     @property
     def node(self) -> graph.Node:
@@ -174,7 +175,7 @@ class ParallelFlow(Generic[T]):
 
     def __init__(self, node: graph.Node):
         self._node = node
-        graph.check_names(node)
+        check_names(node)
 
     @property
     def node(self) -> graph.Node:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from flowrl.errors import GraphError
 from flowrl.failures import FailurePolicy, Restart
 from flowrl.handles import ActorGroup
 from flowrl.held import held_groups as held_groups
 from flowrl.operator import Operator
-
-_SPARE_FRAMES = 300  # for what runs around a pull and inside operators
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -28,12 +25,14 @@ class Node:
     where: str
     prefix: str = ""
     renamed: dict[str, Node] = field(default_factory=dict, repr=False)
-    known: list[Known] = field(default_factory=list, repr=False)  # what check_names has seen, so that it looks once
+    checked: list[Any] = field(default_factory=list, repr=False)  # what flowrl.wiring knows of it
+    parallel: bool = field(init=False, repr=False)  # whether its items live in shards
 
-    @property
-    def parallel(self) -> bool:
-        """Whether its items live in shards."""
-        return bool(self.upstream) and self.upstream[0].parallel
+    lives: ClassVar[Literal["as upstream", "in shards", "on the driver"]] = "as upstream"
+
+    def __post_init__(self) -> None:
+        as_upstream = bool(self.upstream) and self.upstream[0].parallel
+        object.__setattr__(self, "parallel", as_upstream if self.lives == "as upstream" else self.lives == "in shards")
 
     def under(self, prefix: str) -> Node:
         """This graph with a prefix before every node's and group's name; shared nodes stay shared."""
@@ -41,18 +40,9 @@ class Node:
             if prefix not in node.renamed:
                 upstream = tuple(above.renamed[prefix] for above in node.upstream)
                 node.renamed[prefix] = dataclasses.replace(
-                    node, upstream=upstream, prefix=f"{prefix}/{node.prefix}", renamed={}, known=[]
+                    node, upstream=upstream, prefix=f"{prefix}/{node.prefix}", renamed={}, checked=[]
                 )
         return self.renamed[prefix]
-
-
-@dataclass(frozen=True)
-class Known:
-    """What a checked graph holds: nodes by the names that the user gave, groups by full name, nodes that a pull passes."""
-
-    names: Mapping[str, Node]
-    groups: Mapping[str, ActorGroup[Any]]
-    depth: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -66,22 +56,17 @@ class Iterate(Node):
 class Shards(Node):
     """A source in each actor of a group: a pull calls `method` once."""
 
+    lives = "in shards"
     group: ActorGroup[Any]
     method: str | Callable[..., Any]
     args: tuple[Any, ...] = ()
-
-    @property
-    def parallel(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Merge(Node):
     """The shards of several parallel flows, side by side."""
 
-    @property
-    def parallel(self) -> bool:
-        return True
+    lives = "in shards"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -95,13 +80,10 @@ class Apply(Node):
 class Gather(Node):
     """Shards to driver: a round with a barrier (sync), or whatever is ready (async)."""
 
+    lives = "on the driver"
     mode: Literal["sync", "async"]
     num_async: int = 1
     on_failure: FailurePolicy = field(default_factory=Restart)
-
-    @property
-    def parallel(self) -> bool:
-        return False
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -154,104 +136,20 @@ def walk(root: Node) -> list[Node]:
     return list(seen)
 
 
-def check_names(root: Node) -> None:
-    """Checks what composing can get wrong; looks only at nodes that it has not seen, so a chain stays cheap to build.
-
-    Raises:
-        GraphError: two nodes, or two groups, with one name given by the user; a flow whose items two others consume.
-    """
-    todo, seen = [root], set()
-    while todo:
-        node = todo[-1]
-        new = [] if node in seen else [above for above in node.upstream if not above.known]
-        seen.add(node)
-        todo.extend(new)
-        if not new:
-            todo.pop()
-            if not node.known:
-                node.known.append(_known(node))
-
-
-def _known(node: Node) -> Known:
-    above = [up.known[0] for up in node.upstream]
-    if len(above) == 1:
-        names, groups = above[0].names, above[0].groups
-    else:
-        names, groups = {}, {}
-        for known in above:
-            for name, owner in known.names.items():
-                names = _with(names, name, owner, _nodes_clash)
-            for name, group in known.groups.items():
-                groups = _with(groups, name, group, _groups_clash)
-        _check_consumed_once(node)
-    if node.explicit is not None:
-        names = _with(names, node.prefix + node.explicit, node, _nodes_clash)
-    held = [node.group] if isinstance(node, Shards) else held_groups(node.op) if isinstance(node, Apply) else []
-    for group in held:
-        if not group.auto_named:
-            groups = _with(groups, node.prefix + group.name, group, _groups_clash)
-    passes = 2 if isinstance(node, Apply) else 0 if node.parallel else 1
-    return Known(names, groups, passes + max((known.depth for known in above), default=0))
-
-
-def _with(table: Mapping[str, Any], name: str, entry: Any, clash: Callable[[str, Any, Any], str]) -> Mapping[str, Any]:
-    if name not in table:
-        return {**table, name: entry}
-    if table[name] is not entry:
-        raise GraphError(clash(name, table[name], entry))
-    return table
-
-
-def _nodes_clash(name: str, one: Node, other: Node) -> str:
-    return f"two nodes are named {name!r}: one at {one.where}, one at {other.where}; give them different names"
-
-
-def _groups_clash(name: str, one: ActorGroup[Any], other: ActorGroup[Any]) -> str:
-    return (
-        f"two groups are named {name!r}: one described at {one.where}, one at {other.where}; the name identifies a group, "
-        "so give them different names"
-    )
-
-
-def _check_consumed_once(root: Node) -> None:
-    consumers: dict[Node, Node] = {}
-    for node in walk(root):
-        for above in dict.fromkeys(node.upstream):
-            if above.parallel or isinstance(above, Duplicate):
-                continue  # shards of their own; branches
-            other = consumers.setdefault(above, node)
-            if other is not node:
-                raise GraphError(
-                    f"the items of {above.explicit or above.label!r} (at {above.where}) are consumed twice, at {other.where} "
-                    f"and at {node.where}, and each would go only one way: use flow.duplicate(2)"
-                )
-
-
-def check_depth(root: Node) -> None:
-    """Sees that a pull, which passes from node to node, fits into Python's stack.
-
-    Raises:
-        GraphError: more nodes on one path than the recursion limit allows.
-    """
-    check_names(root)
-    needed, limit = root.known[0].depth, sys.getrecursionlimit()
-    if needed + _SPARE_FRAMES > limit:
-        raise GraphError(
-            f"the longest path of this graph takes {needed} calls from node to node, and Python's recursion limit is {limit}: "
-            "join operators into fewer, move them into the shards (before the gather), or raise sys.setrecursionlimit to "
-            f"{needed + _SPARE_FRAMES}"
-        )
-
-
 def names_of(root: Node) -> dict[Node, str]:
     """A unique name for each node: the user's, or the default with -2, -3 for repeats.
 
     Raises:
         GraphError: two nodes with one name given by the user.
     """
-    check_names(root)
     nodes = walk(root)
-    taken = dict(root.known[0].names)
+    taken: dict[str, Node] = {}
+    for node in nodes:
+        if node.explicit is not None:
+            name = node.prefix + node.explicit
+            if name in taken:
+                raise GraphError(nodes_clash(name, taken[name], node))
+            taken[name] = node
     names = {node: name for name, node in taken.items()}
     for node in nodes:
         if node not in names:
@@ -277,7 +175,7 @@ def groups_of(root: Node) -> dict[str, ActorGroup[Any]]:
     for node, group in sources + held:
         name = full_name(node, group, found)
         if found.setdefault(name, group) is not group:
-            raise GraphError(_groups_clash(name, found[name], group))
+            raise GraphError(groups_clash(name, found[name], group))
     return found
 
 
@@ -298,6 +196,19 @@ def source_group(node: Shards, groups: Mapping[str, ActorGroup[Any]]) -> str:
         return base
     numbered = re.compile(re.escape(base) + r"-\d+")
     return next(name for name, group in groups.items() if group is node.group and numbered.fullmatch(name))
+
+
+def nodes_clash(name: str, one: Node, other: Node) -> str:
+    """The text of an error."""
+    return f"two nodes are named {name!r}: one at {one.where}, one at {other.where}; give them different names"
+
+
+def groups_clash(name: str, one: ActorGroup[Any], other: ActorGroup[Any]) -> str:
+    """The text of an error."""
+    return (
+        f"two groups are named {name!r}: one described at {one.where}, one at {other.where}; the name identifies a "
+        "group, so give them different names"
+    )
 
 
 def shard_paths(node: Node) -> list[tuple[Shards, list[Apply]]]:
@@ -323,6 +234,6 @@ def path_to(node: Node, names: Mapping[Node, str]) -> str:
 
 
 def why_not_deterministic(root: Node, names: Mapping[Node, str]) -> str | None:
-    """None for a deterministic graph (sync gathers and round_robin unions), else which nodes make it depend on timing."""
-    timed = [names[node] for node in walk(root) if (isinstance(node, Gather | Unite)) and node.mode == "async"]
+    """None for a deterministic graph (sync gathers, round_robin unions), else which nodes make it depend on timing."""
+    timed = [names[node] for node in walk(root) if isinstance(node, Gather | Unite) and node.mode == "async"]
     return None if not timed else "items of " + ", ".join(timed) + " come in the order in which they are ready"

@@ -32,6 +32,8 @@ class Delayed(Local):
     Time is the backend's own: each round of a wait takes 0.01 s, in which each awaited answer is seen with probability
     `likely`.
 
+    in_order: answers of one actor are seen in the order in which it gave them, as from any real actor; False lets
+        chance mix them, which is harder on a graph than a cluster can be.
     die: called as die(actor, n) before an actor works on its n-th message, counted from 0 over all its incarnations,
         with its name (`workers[0]`); where it is true the actor dies instead. See `kill`.
 
@@ -44,16 +46,18 @@ class Delayed(Local):
         seed: int = 0,
         *,
         likely: float = 0.5,
+        in_order: bool = True,
         die: Callable[[str, int], bool] | None = None,
         isolate: bool = True,
     ):
         super().__init__(isolate)
         if not 0 < likely <= 1:
             raise ValueError(f"likely must be a probability above 0, got {likely!r}")
-        self._seed, self._likely, self._die = seed, likely, die
+        self._seed, self._likely, self._in_order, self._die = seed, likely, in_order, die
         self._random = random.Random(seed)
         self._clock = 0.0
-        self._hidden: dict[Sent, tuple[str, bytes | Died]] = {}
+        self._hidden: dict[Sent, tuple[str, int, bytes | Died]] = {}  # actor, number of the message, answer
+        self._answered: dict[str, int] = {}  # by actor: the number of the last message whose answer was seen
         self._actors: dict[str, Any] = {}  # the living ones
         self._messages: dict[str, int] = {}
 
@@ -82,11 +86,11 @@ class Delayed(Local):
         if alive:
             sent = super().send(actor, message, payloads, start=start)
             assert sent.record is not None
-            self._hidden[sent], sent.record = (name, sent.record), None
+            self._hidden[sent], sent.record = (name, number, sent.record), None
         else:
             died = Died(f"the process of {name} has ended")
             sent = Sent(None, _lost(died))
-            self._hidden[sent] = (name, died)
+            self._hidden[sent] = (name, number, died)
         return sent
 
     def poll(self, sent: Sequence[Sent], timeout_s: float | None) -> list[Sent]:
@@ -95,16 +99,28 @@ class Delayed(Local):
         while True:
             seen = [one for one in sent if one.record is not None]
             waiting = [one for one in sent if one in self._hidden]
-            for one in waiting:
-                if self._random.random() < self._likely:
-                    one.record = self._hidden.pop(one)[1]
-                    seen.append(one)
+            seen += self._shown(waiting)
             if seen or (until is None and not waiting):
                 return seen
             if until is not None and (not waiting or self._clock + _ROUND_S >= until):
                 self._clock = max(self._clock, until)
                 return []
             self._clock += _ROUND_S
+
+    def _shown(self, waiting: Sequence[Sent]) -> list[Sent]:
+        shown: list[Sent] = []
+        late: set[str] = set()  # actors whose next answer is not seen in this round
+        for one in sorted(waiting, key=lambda one: self._hidden[one][1]):
+            name, number, record = self._hidden[one]
+            known = self._in_order and number <= self._answered.get(name, -1)
+            if known or (name not in late and self._random.random() < self._likely):
+                one.record = record
+                del self._hidden[one]
+                self._answered[name] = max(number, self._answered.get(name, -1))
+                shown.append(one)
+            elif self._in_order:
+                late.add(name)
+        return shown
 
     def kill(self, actor: Any) -> None:
         """Ends the process of an actor. Of a handle (`run.actors["workers"][0]`) as a crash would: what is out is
@@ -120,9 +136,9 @@ class Delayed(Local):
             raise ValueError(f"{actor.name} is not alive; alive are {', '.join(sorted(self._actors)) or 'none'}")
         super().kill(self._actors.pop(actor.name))
         died = Died(f"the process of {actor.name} was killed")
-        for sent, (name, _) in list(self._hidden.items()):
+        for sent, (name, number, _) in list(self._hidden.items()):
             if name == actor.name:
-                self._hidden[sent] = (name, died)
+                self._hidden[sent] = (name, number, died)
                 sent.payload = _lost(died)
 
     def now(self) -> float:

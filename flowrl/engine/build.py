@@ -9,11 +9,12 @@ from typing import Any
 from flowrl import graph
 from flowrl.backends.protocol import Backend, GroupPlan
 from flowrl.checks import check_columns
+from flowrl.engine.asks import AskCursor
 from flowrl.engine.blame import NodePlace
 from flowrl.engine.branches import BranchCursor, DuplicateCursor, UnionCursor
 from flowrl.engine.calls import ActorState
 from flowrl.engine.core import Engine
-from flowrl.engine.cursors import ApplyCursor, AskCursor, Cursor, IterateCursor, TakeCursor
+from flowrl.engine.cursors import ApplyCursor, Cursor, IterateCursor, TakeCursor
 from flowrl.engine.failure import InNode
 from flowrl.engine.gathers import AsyncGatherCursor, GatherCursor, ShardFeed, SyncGatherCursor
 from flowrl.engine.host import Pipeline, Start
@@ -22,9 +23,9 @@ from flowrl.engine.stage import Stage
 from flowrl.engine.stats import Accounts
 from flowrl.engine.view import NodeView
 from flowrl.errors import GraphError
-from flowrl.failures import Restart
 from flowrl.handles import ActorGroup
 from flowrl.operator import AskOperator, Context
+from flowrl.wiring import check_depth
 
 
 def build(root: graph.Node, backend: Backend, seed: int | None, *, one_each: bool = False) -> Engine:
@@ -34,13 +35,10 @@ def build(root: graph.Node, backend: Backend, seed: int | None, *, one_each: boo
     """
     if root.parallel:
         raise GraphError("a ParallelFlow lives in its shards; gather it (gather_sync, gather_async) before running it")
-    graph.check_depth(root)
+    check_depth(root)
     names = graph.names_of(root)
     groups = graph.groups_of(root)
-    if one_each:
-        counts = dict.fromkeys(groups, 1)
-    else:
-        counts = {name: group.count for name, group in groups.items()}
+    counts = {name: 1 if one_each else group.count for name, group in groups.items()}
     check_columns(root, names)
     sources = frozenset(graph.source_group(node, groups) for node in names if isinstance(node, graph.Shards))
     accounts = Accounts(list(names.values()), counts, sources, backend.now)
@@ -54,7 +52,7 @@ def build(root: graph.Node, backend: Backend, seed: int | None, *, one_each: boo
     try:
         engine.root = builder.cursor(root)
         engine.cursors = list(builder.cursors.values())
-        _start_actors(engine, groups, builder.pipelines, builder.restarts)
+        _start_actors(engine, groups, builder.pipelines)
     except InNode as located:
         failed = located
     except BaseException:
@@ -73,7 +71,6 @@ class _Builder:
         self.engine, self.names, self.groups = engine, names, groups
         self.cursors: dict[graph.Node, Cursor] = {}
         self.pipelines: dict[str, dict[str, Pipeline]] = {name: {} for name in groups}
-        self.restarts: dict[str, bool] = {}
 
     def cursor(self, root: graph.Node) -> Cursor:
         """The cursor of a driver node; its upstream first."""
@@ -118,7 +115,6 @@ class _Builder:
             # Copies: two sources in one actor may have operators behind their union in common.
             operators = tuple((self.names[step], own_copy(step.op, self.names[step], step.where)) for step in path)
             self.pipelines[group][key] = Pipeline(self.names[source], source.method, source.args, operators)
-            self.restarts[group] = self.restarts.get(group, False) or isinstance(node.on_failure, Restart)
             for state in engine.states[group]:
                 handle = engine.handle(state, name, held=True)
                 feeds.append(ShardFeed(state, handle, key, self.names[source]))
@@ -131,13 +127,10 @@ def _start_actors(
     engine: Engine,
     groups: Mapping[str, ActorGroup[Any]],
     pipelines: Mapping[str, Mapping[str, Pipeline]],
-    restarts: Mapping[str, bool],
 ) -> None:
     lives = engine.lives
     for name, group in groups.items():
-        lives.plans[name] = GroupPlan(
-            name, len(engine.states[name]), group.cpus, group.gpus, dict(group.resources), restarts.get(name, False)
-        )
+        lives.plans[name] = GroupPlan(name, len(engine.states[name]), group.cpus, group.gpus, dict(group.resources))
         lives.bodies[name] = _start_body(engine, name, group, pipelines[name])
     engine.accounts.warnings.extend(engine.backend.open(list(lives.plans.values())))
     lives.bring_up()

@@ -1,4 +1,4 @@
-"""One operator at work on a stream of values, with the provenance of its results; the same on the driver and in a shard."""
+"""One operator at work on a stream of values, with the provenance of its results; on the driver and in shards."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Stage:
         return item
 
     def leave(self, results: Sequence[Any], before: Sequence[int] = ()) -> list[Result]:
-        """The results with their provenance: those emitted say their own, the others stem from all since the last output.
+        """The results with provenance: those emitted say their own, the others stem from all since the last output.
 
         before: how many were emitted before each of the results; all come out in the order in which they were given.
         """

@@ -1,0 +1,99 @@
+"""The cursor of operators that ask an actor: a window of calls, results in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from time import perf_counter
+from typing import Any
+
+from flowrl.engine.calls import ANSWERED, Call
+from flowrl.engine.cursors import BLOCKED, END, PENDING, Cursor, Item, Signal, item_by_ref, item_of_result
+from flowrl.engine.failure import InNode
+from flowrl.engine.stage import Stage
+from flowrl.handles import Pending
+from flowrl.operator import AskOperator
+from flowrl.ref import Leaf, Ref
+
+
+class AskCursor(Cursor):
+    """An AskOperator: its window is filled before its head comes out, results in order."""
+
+    def __init__(self, name: str, run: Any, upstream: Cursor, stage: Stage):
+        super().__init__(name, run)
+        assert isinstance(stage.op, AskOperator)
+        self.upstream, self.stage, self.op = upstream, stage, stage.op
+        self._window: deque[tuple[Pending[Any], tuple[Any, ...], int | None]] = deque()
+        self._rest: deque[Item] = deque()
+        self._size = stage.op.calls_in_flight
+
+    def upstreams(self) -> list[Cursor]:
+        return [self.upstream]
+
+    def pull(self) -> Item | Signal:
+        if self.closed:
+            return END
+        why = self._fill()
+        if self._window:
+            pending, origins, version = self._window[0]
+            call: Call = pending.call
+            while not call.done:  # a wait also ends when an actor has restarted
+                if not self.run.deterministic:
+                    return PENDING
+                self.run.wait_in_place([call])
+            self._window.popleft()
+            return self.out(self._answered(pending, origins, version))
+        if self._rest:
+            return self.out(self._rest.popleft())
+        if why is END:
+            self.closed = True
+        return self.blocked() if why is BLOCKED else why
+
+    def _fill(self) -> Signal:
+        while len(self._window) < self._size and not self.stage.finished:
+            got = self.upstream.pull()
+            if isinstance(got, Item):
+                self._ask(got)
+            elif got is END:
+                for value, origins, version in self.stage.finish():
+                    self._rest.append(item_of_result(value, origins, version))
+            else:
+                return got
+        return END if self.stage.finished else PENDING
+
+    def _ask(self, item: Item) -> None:
+        stage = self.stage
+        stage.ctx.env_steps = self.run.accounts.env_steps
+        entered = stage.enter(item.origins, item.version)
+        started = perf_counter()
+        value = item.as_ref() if self.op.wants == "reference" else self.run.value_of(item, self.name)
+        try:
+            pending = self.op.ask(value, stage.ctx)
+            if not isinstance(pending, Pending):
+                raise TypeError(f"{self.op!r}.ask must return handle.ask(...), it returned {type(pending).__name__}")
+            if stage.ctx._emitted:
+                raise TypeError(f"{self.op!r}.ask used ctx.emit; the answer of its call is its only result")
+        except BaseException as error:
+            raise InNode(self.name, entered) from error
+        stage.busy_s += perf_counter() - started
+        ((_, origins, version),) = stage.leave((pending,))
+        self._window.append((pending, origins, version))
+        self.run.moved += 1
+
+    def _answered(self, pending: Pending[Any], origins: tuple[Any, ...], version: int | None) -> Item:
+        call: Call = pending.call
+        if call.state is not ANSWERED:
+            self.run.raise_failed(call, self.name)
+        deltas = self.stage.ctx.metrics.take()
+        if deltas:
+            self.run.accounts.merge(deltas)
+        self.stats.items -= 1  # the host counted its answer; out() counts it again
+        info = call.infos[0]
+        if pending.make is None:
+            return item_by_ref(Ref(Leaf(call, 0), info, self.run.fetch), origins, version)
+        return Item(pending.make(info), None, info, origins, version)
+
+    def close(self) -> None:
+        super().close()
+        self._window.clear()
+        self._rest.clear()
+        self.upstream.close()
