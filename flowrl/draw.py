@@ -9,7 +9,6 @@ from flowrl import checks, graph
 from flowrl.backends.protocol import Backend, GroupPlan
 from flowrl.described import Described, class_name, clean, shortened, width
 from flowrl.errors import GraphError
-from flowrl.failures import Restart
 from flowrl.lag import worst_lags
 
 _COLUMNS = 100
@@ -96,9 +95,7 @@ def _actors(drawn: Described, backend: Backend | None) -> list[str]:
 
 def _plan(drawn: Described, name: str) -> GroupPlan:
     group = drawn.groups[name]
-    gathers = [node for node in drawn.nodes if isinstance(node, graph.Gather)]
-    restarts = any(isinstance(node.on_failure, Restart) and name in drawn.runs_in[node.upstream[0]] for node in gathers)
-    return GroupPlan(name, group.count, group.cpus, group.gpus, dict(group.resources), restarts)
+    return GroupPlan(name, group.count, group.cpus, group.gpus, dict(group.resources))
 
 
 def _order(drawn: Described) -> list[str]:

@@ -174,7 +174,7 @@ def apply_deferred(then: Then, value: Any, deltas: list[Delta] | None = None) ->
     ctx = Context(then.name)
     try:
         results = list(results_of(then.op, value, ctx))
-    except Exception as error:
+    except BaseException as error:
         error.add_note(f"in the deferred node {then.name!r}" + (f", defined at {then.where}" if then.where else ""))
         raise
     if deltas is not None:

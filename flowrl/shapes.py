@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+SHOWN = 8  # columns or keys
+
 
 def describe(value: Any) -> str:
     """`Batch(128, 8): obs f32[4], rewards f32 …`, `ndarray f32(3,)`, `list of 4 × int`."""
@@ -17,6 +19,17 @@ def describe(value: Any) -> str:
     if isinstance(value, list | tuple) and value:
         kinds = {type(entry).__name__ for entry in value}
         return f"{type(value).__name__} of {len(value)} × {kinds.pop() if len(kinds) == 1 else 'mixed'}"
+    leading = getattr(value, "leading", None)
+    if isinstance(value, Mapping) and isinstance(leading, tuple):
+        columns = ", ".join(_column(name, array, len(leading)) for name, array in list(value.items())[:SHOWN])
+        return f"{type(value).__name__}{leading}: {columns}" + (" …" if len(value) > SHOWN else "")
     if isinstance(value, Mapping):
-        return f"{type(value).__name__} with {', '.join(str(key) for key in list(value)[:8])}"
+        return f"{type(value).__name__} with {', '.join(str(key) for key in list(value)[:SHOWN])}"
     return type(value).__name__
+
+
+def _column(name: str, array: Any, depth: int) -> str:
+    """`obs f32[4]`: the name, the kind and bits of its numbers, and the shape of one row."""
+    row = ", ".join(str(n) for n in array.shape[depth:])
+    kind = "bool" if array.dtype.kind == "b" else f"{array.dtype.kind}{array.dtype.itemsize * 8}"
+    return f"{name} {kind}" + (f"[{row}]" if row else "")

@@ -17,7 +17,7 @@ class Summary:
     iteration: summaries so far. env_steps: real `step` calls. agent_steps: one for each acting agent. trained_steps:
     rows that went through an update, repeats counted. time_s: since the run began. env_steps_per_s: since the summary
     before. episodes: finished so far. episode_return_mean, episode_length_mean: raw, over the newest 100 finished
-    training episodes (NaN before the first). learner: by policy, the newest losses. nodes: by node, all that was recorded.
+    training episodes (NaN before the first). learner: by policy, its newest losses. nodes: all recorded, by node.
     """
 
     iteration: int

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Sequence
 from time import monotonic, sleep
 from typing import Any
 
 from flowrl.backends.protocol import GroupPlan, Sent
-from flowrl.engine.host import Host
+from flowrl.engine.failure import record_of
+from flowrl.engine.host import FAILED, Host, Record
 from flowrl.engine.transport import pack, unpack
 
 
@@ -47,7 +49,8 @@ class _LocalActor:
 class Local:
     """Runs a graph in this process, one call at a time.
 
-    isolate: payloads are copied and arrive read-only, as in Ray. False is faster and outside the promise of equal numbers.
+    isolate: payloads are copied and arrive read-only, as in Ray. False is faster, and outside the promise of equal
+        numbers.
     """
 
     def __init__(self, isolate: bool = True):
@@ -76,8 +79,15 @@ class Local:
         """Works on the message now."""
         with actor.lock:
             record, payload = actor.host.call(message, *[stored.load() for stored in payloads])
-        sent = Sent(None, Stored(payload) if self.isolate else Shared(payload))
+        sent = Sent(None, Shared(payload))
         sent.record = record
+        if self.isolate:
+            try:
+                sent.payload = Stored(payload)
+            except Exception as error:  # as in Ray, where the actor fails to store what it answers
+                failure = record_of(TypeError(f"the answer cannot be pickled: {error}"))
+                sent.payload = Stored(failure)
+                sent.record = pickle.dumps(tuple(Record(FAILED, error=failure)), 5)
         return sent
 
     def poll(self, sent: Sequence[Sent], timeout_s: float | None) -> list[Sent]:

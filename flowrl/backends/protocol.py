@@ -23,7 +23,6 @@ class GroupPlan:
     cpus: float
     gpus: float
     resources: dict[str, float] = field(default_factory=dict)
-    restarts: bool = False
 
 
 class Sent:
@@ -64,7 +63,7 @@ class Backend(Protocol):
         ...
 
     def poll(self, sent: Sequence[Sent], timeout_s: float | None) -> list[Sent]:
-        """Those of the messages that are answered, waiting for at least one until timeout_s (None: as long as it takes).
+        """Those of the messages that are answered; waits for one until timeout_s (None: as long as it takes).
 
         Their `record` is filled. Without messages it only waits. A message whose record is there is answered.
         """
@@ -75,7 +74,7 @@ class Backend(Protocol):
         ...
 
     def restart(self, actor: Any, plan: GroupPlan, index: int) -> Any:
-        """An actor in place of one whose process ended; the same handle where the backend restarts it by itself."""
+        """Begins to start a host in place of one whose process ended."""
         ...
 
     def now(self) -> float:

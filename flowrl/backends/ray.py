@@ -29,7 +29,7 @@ class RayHost(Host):
     """The host of an actor, as Ray makes it."""
 
     def node_id(self) -> str:
-        """The node that this actor lives on; asked where another group is to be colocated, and to see it up again."""
+        """The node that this actor lives on; asked where another group is to be colocated."""
         import ray
 
         return str(ray.get_runtime_context().get_node_id())
@@ -38,20 +38,19 @@ class RayHost(Host):
 class _RayActor:
     """A Ray actor and its cached method options."""
 
-    __slots__ = ("again", "call", "handle", "up")
+    __slots__ = ("call", "handle")
 
     def __init__(self, handle: Any):
         self.handle = handle
         self.call = handle.call.options(num_returns=2)
-        self.up = handle.node_id.options(max_task_retries=-1)  # waits through a restart, and does nothing twice
-        self.again = False
 
 
 class Ray:
     """Runs a graph's actors on Ray.
 
-    address: of a cluster; by default the Ray of this process, then RAY_ADDRESS, then one that runs on this machine, else
-        a local one is started (quietly, without dashboard) and kept until the process ends. "local" always starts one.
+    address: of a cluster; by default the Ray of this process, then RAY_ADDRESS, then one that runs on this machine,
+        else a local one is started (quietly, without dashboard) and kept until the process ends. "local" always starts
+        one.
     place: by group name, `dict(cpus=, gpus=, resources=, strategy="SPREAD" | "PACK", colocate="other group")`.
     runtime_env: Ray's, for every actor.
     wait_for_resources_s: how long to wait for missing resources before failing.
@@ -150,7 +149,7 @@ class Ray:
         options: dict[str, Any] = {
             "num_cpus": 0 if self._free_cpus else cpus,
             "num_gpus": gpus,
-            "max_restarts": -1 if plan.restarts else 0,
+            "max_restarts": 0,
             "enable_task_events": False,
         }
         if resources:
@@ -171,14 +170,21 @@ class Ray:
         target = self.place.colocated(plan.name)
         if target is not None:
             other = self._plans[target]
-            node = ray.get(self.create(other, index % other.count).up.remote())
+            node = ray.get(self.create(other, index % other.count).handle.node_id.remote())
             return NodeAffinitySchedulingStrategy(node, soft=False)
         return "SPREAD" if self.place.spread(plan.name) else None  # Ray's default packs
 
     def restart(self, actor: _RayActor, plan: GroupPlan, index: int) -> _RayActor:
-        """The same handle: Ray restarts the process by itself."""
-        actor.again = True
-        return actor
+        """A new Ray actor. Flows hold the names of actors, so their handles stay valid.
+
+        Ray's own restart would not do: what is sent while it lasts fails at once, and where it is retried its place in
+        the order of the actor's calls stays empty, which stops the calls behind it for 30 seconds (Ray 2.60).
+        """
+        import ray
+
+        ray.kill(actor.handle, no_restart=True)  # one that could not be reached may still be there
+        del self._actors[(plan.name, index)]
+        return self.create(plan, index)
 
     def send(self, actor: _RayActor, message: bytes, payloads: Sequence[Any], *, start: bool = False) -> Sent:
         """Submits one actor task.
@@ -190,9 +196,6 @@ class Ray:
 
         if not ray.is_initialized():
             raise FlowError("the Ray that this run's actors lived in was shut down; start another run")
-        if start and actor.again:
-            # Sent while the process is on its way up, it would fail at once; as an argument this makes it wait.
-            payloads = [actor.up.remote()]
         record, payload = actor.call.remote(message, *payloads)
         return Sent(record, payload)
 
@@ -326,8 +329,8 @@ def _see_that_it_answers(address: str) -> None:
         socket.create_connection((host.strip("[]"), number), timeout=CONNECT_S).close()
     except (OSError, ValueError) as error:
         raise StartError(
-            f"no Ray answers at {address!r}: {error}; give host:port of a running cluster (`ray start --head` prints it), "
-            "or leave the address out to start a local Ray"
+            f"no Ray answers at {address!r}: {error}; give host:port of a running cluster (`ray start --head` prints "
+            "it), or leave the address out to start a local Ray"
         ) from error
 
 

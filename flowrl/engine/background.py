@@ -95,10 +95,10 @@ class Handle(Generic[T]):
     def _goes_on(self) -> bool:
         """Rests while paused; whether to move on."""
         with self._changed:
-            if self._wanted == "pause":
+            while self._wanted == "pause":  # said again each time: it may have been resumed and paused meanwhile
                 self._moving = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._wanted != "pause")
+                self._changed.wait()
             return self._wanted == "move"
 
     def _drive(self) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NoReturn
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NoReturn
 
 from flowrl.engine.failure import ErrorRecord, InNode, travelling
+from flowrl.errors import FlowStalled
+
+if TYPE_CHECKING:
+    from flowrl.engine.cursors import Cursor
 
 
 class NodePlace:
@@ -56,3 +60,19 @@ def _note(places: Places, node: str, item: int | None, shard: str | None, versio
     if version is not None:
         parts.append(f"policy version {version}")
     return "; ".join(parts)
+
+
+def stalled(cursors: Iterable[Cursor]) -> FlowStalled:
+    """What to raise when no branch can move: names the bound, and the branch that nobody drains."""
+    from flowrl.engine.branches import DuplicateCursor
+
+    reasons = []
+    for cursor in cursors:
+        if isinstance(cursor, DuplicateCursor) and cursor.lagging() and not cursor.closed:
+            slow = ", ".join(cursor.lagging())
+            reasons.append(f"{cursor.name} (max_lag={cursor.max_lag}) waits for {slow}, which nobody drains")
+    return FlowStalled(
+        "no branch can move an item and no call is out: "
+        + ("; ".join(reasons) or "every branch waits for another")
+        + ". Raise max_lag, drain the slow branch, or use overflow='drop_oldest'"
+    )

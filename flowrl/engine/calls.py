@@ -13,7 +13,8 @@ from flowrl.engine.failure import ErrorRecord, record_of
 from flowrl.engine.host import FAILED, STALE, Record
 from flowrl.engine.interrupts import Interrupts, Mode
 from flowrl.engine.stats import Accounts
-from flowrl.engine.transport import Packed, item_of, pack_by_value, pack_call, unpack
+from flowrl.engine.tells import Tell, method_label, together, wire_method
+from flowrl.engine.transport import item_of, pack_call, unpack
 from flowrl.ref import Info, Leaf, Ref
 
 ANSWERED, LOST, ERROR, OUT = "answered", "lost", "error", "out"
@@ -43,18 +44,6 @@ class ActorState:
     def name(self) -> str:
         """`workers[0]`."""
         return f"{self.group}[{self.index}]"
-
-
-class Tell:
-    """A held tell. Of two with the same `collapse` key only the newest is delivered."""
-
-    __slots__ = ("collapse", "label", "method", "node", "packed", "payloads")
-
-    def __init__(self, node: str, method: Any, args: Sequence[Any], kwargs: dict[str, Any], to: ActorState):
-        self.node, self.label = node, method_label(method)
-        self.method = wire_method(method, to.actor_class)
-        self.packed, self.payloads = pack_call(args, kwargs, f"{to.name}, tell {self.label!r}")
-        self.collapse = (self.label, kwargs.get("policy")) if self.label == "set_weights" else None
 
 
 class Call:
@@ -102,21 +91,6 @@ class Call:
     def error(self) -> ErrorRecord | None:
         """The failure that the actor answered."""
         return self.record.error
-
-
-def method_label(method: Any) -> str:
-    """The method's name, for errors and statistics."""
-    return method if isinstance(method, str) else getattr(method, "__name__", repr(method))
-
-
-def wire_method(method: Any, actor_class: Any) -> str | Packed:
-    """A method by its name where the actor's class has it (so that overriding works), else the function itself."""
-    if isinstance(method, str):
-        return method
-    name = getattr(method, "__name__", "")
-    if any(vars(kind).get(name) is method for kind in getattr(actor_class, "__mro__", ())):
-        return name
-    return pack_by_value(method)
 
 
 class Calls:
@@ -191,7 +165,7 @@ class Calls:
     def _deliver(self, state: ActorState, mail: list[Tell]) -> None:
         if not state.alive:
             return
-        tells, payloads = _together(mail, [])
+        tells, payloads = together(mail, [])
         message = pickle.dumps(("tell", state.incarnation, tells, None), 5)
         self._send(state, message, payloads, "tell", mail[0].node, mail[-1].label)
 
@@ -202,7 +176,7 @@ class Calls:
             tells: Any = ()
             if state.mail:
                 # The body's own payload positions come first, so they stay as they are.
-                tells, payloads = _together(state.mail, payloads)
+                tells, payloads = together(state.mail, payloads)
                 state.mail = []
                 self._mailed.pop(state, None)
             message = pickle.dumps((kind, state.incarnation, tells, body), 5)
@@ -317,12 +291,3 @@ class Calls:
             if known is None or record.published_version >= known[0]:
                 leaf = Leaf(payload=call, slot="published")
                 call.actor.published = (record.published_version, Ref(leaf, Info()))
-
-
-def _together(mail: Sequence[Tell], payloads: list[Any]) -> tuple[tuple[Any, ...], list[Any]]:
-    """The tells of one message. Each keeps its own payload list; their places are shifted behind those before."""
-    tells = []
-    for tell in mail:
-        tells.append((tell.node, tell.label, tell.method, tell.packed, len(payloads), len(tell.payloads)))
-        payloads = [*payloads, *tell.payloads]
-    return tuple(tells), payloads

@@ -10,16 +10,17 @@ from typing import Any, NoReturn
 import numpy as np
 
 from flowrl.backends.protocol import Backend
-from flowrl.engine.blame import NodePlace, raise_located, raise_record
-from flowrl.engine.calls import ANSWERED, LOST, ActorState, Call, Calls, HandleLink
+from flowrl.engine.blame import NodePlace, raise_located, raise_record, stalled
+from flowrl.engine.calls import ANSWERED, LOST, ActorState, Call, Calls
 from flowrl.engine.cursors import BLOCKED, END, Cursor, Item, Signal
 from flowrl.engine.failure import ErrorRecord, InNode
 from flowrl.engine.gathers import GatherCursor
-from flowrl.engine.interrupts import Interrupts, Mode, Woken
+from flowrl.engine.interrupts import Interrupts, Mode
 from flowrl.engine.lives import Lives
 from flowrl.engine.stage import Stage
 from flowrl.engine.stats import Accounts
-from flowrl.errors import ActorDied, FlowError, FlowStalled
+from flowrl.engine.view import HandleLink
+from flowrl.errors import ActorDied, FlowError
 from flowrl.handles import ActorHandle
 from flowrl.metrics import Delta
 from flowrl.operator import ItemId
@@ -44,6 +45,7 @@ class Engine:
         self.places: dict[str, NodePlace] = {}
         self.states: dict[str, list[ActorState]] = {}
         self.closed = False
+        self.patience_s = 2.0
         self._driver: int | None = None  # the thread that moves items now
         self._failures: list[tuple[ErrorRecord, str, ActorState]] = []
 
@@ -79,7 +81,7 @@ class Engine:
             if self.calls.pending or self.lives.timers:
                 self.wait(None)
             elif self.moved == before:
-                self._raise_stalled()
+                raise stalled(self.cursors)
 
     def _pull(self) -> Item | Signal:
         try:
@@ -195,7 +197,10 @@ class Engine:
                 )
             try:
                 self.calls.wait([call], left, mode=mode, driving=mode is Mode.ASKING)
-            except Woken:
+            except KeyboardInterrupt:
+                if not self.interrupts.woke:
+                    raise
+                self.interrupts.woke = False
                 interrupted = True
                 grace = self.backend.now() + GRACE_S
                 until = grace if until is None else min(until, grace)
@@ -246,29 +251,17 @@ class Engine:
         """Raises what an operator on the driver raised."""
         raise_located(self.places, located)
 
-    def _raise_stalled(self) -> NoReturn:
-        from flowrl.engine.branches import DuplicateCursor
-
-        reasons = []
-        for cursor in self.cursors:
-            if isinstance(cursor, DuplicateCursor) and cursor.lagging() and not cursor.closed:
-                slow = ", ".join(cursor.lagging())
-                reasons.append(f"{cursor.name} (max_lag={cursor.max_lag}) waits for {slow}, which nobody drains")
-        raise FlowStalled(
-            "no branch can move an item and no call is out: "
-            + ("; ".join(reasons) or "every branch waits for another")
-            + ". Raise max_lag, drain the slow branch, or use overflow='drop_oldest'"
-        )
-
     # ---------------------------------------------------------------- the end
 
-    def close(self, wait_s: float = 2.0) -> list[str]:
+    def close(self, wait_s: float | None = None) -> list[str]:
         """Delivers held tells, closes operators and actors, gives the backend back. Returns what went wrong on the way.
 
-        wait_s: how long actors may take to finish what they do and to close; then their processes are ended.
+        wait_s: how long actors may take to finish what they do and to close (`patience_s` where it is not said); then
+            their processes are ended.
         """
         if self.closed:
             return []
+        wait_s = self.patience_s if wait_s is None else wait_s
         problems: list[str] = []
         for stage in self.stages:
             _attempt(problems, stage.close)
@@ -285,6 +278,7 @@ class Engine:
                 if state.actor is not None and not gone:
                     _attempt(problems, lambda state=state: self.backend.kill(state.actor))  # type: ignore[misc]
         _attempt(problems, self.backend.close)
+        self.calls.pending.clear()
         return problems
 
     def _stop_actors(self, wait_s: float, problems: list[str]) -> None:

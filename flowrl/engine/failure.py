@@ -34,7 +34,7 @@ class ErrorRecord:
     policy_version: int | None = None
 
     def exception(self) -> BaseException:
-        """The exception to raise: of its own type where that travels, else RemoteError; the remote traceback is its cause."""
+        """The exception to raise: of its own type if that travels, else RemoteError; its cause: the remote text."""
         error: BaseException | None = None
         if self.pickled is not None:
             try:

@@ -21,20 +21,18 @@ class Mode(enum.Enum):
     )
 
 
-class Woken(BaseException):
-    """Raised out of a wait in the middle of an item; the engine's own, nobody else sees it."""
-
-
 class Interrupts:
     """Inside `with`, in the main thread, SIGINT raises KeyboardInterrupt only where no item is under way.
 
     A second one raises wherever it finds the program. A handler that the user installed is left alone.
-    `safe` says of the KeyboardInterrupt raised last that it tore no item.
+    `safe` says of the KeyboardInterrupt raised last that it tore no item; `woke` that it only ends a wait, whose owner
+    catches it. (A type of its own would not do: extensions, Ray's among them, raise a KeyboardInterrupt in its place.)
     """
 
     def __init__(self) -> None:
         self.noted = False
         self.safe = False
+        self.woke = False
         self._mode = Mode.MOVING
         self._depth = 0
         self._before: Any = None
@@ -83,4 +81,5 @@ class Interrupts:
             self._raise(safe=False)
         self.noted = True
         if self._mode is Mode.ASKING:
-            raise Woken
+            self.woke = True
+            raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The lives of a run's actors: all started together, greeted, and after a death started again by their gathers' policy."""
+"""The lives of a run's actors: started together, greeted, and after a death started again by their gathers' policy."""
 
 from __future__ import annotations
 

@@ -80,6 +80,10 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
             yield f".<default {name}>", default
         for i, default in enumerate(value.__defaults__ or ()):
             yield f".<default {i}>", default
+    elif isinstance(value, type):  # pickled by value: a class of a function, a script or a notebook
+        for name, child in vars(value).items():
+            if isinstance(child, types.FunctionType):
+                yield f".{name}", child
     elif isinstance(value, types.MethodType):
         yield ".__self__", value.__self__
     elif hasattr(value, "func") and hasattr(value, "keywords"):
@@ -89,6 +93,8 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for entry in dataclasses.fields(value):
             yield f".{entry.name}", getattr(value, entry.name)
-    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        yield "", type(value)
+    elif hasattr(value, "__dict__"):
         for name, child in vars(value).items():
             yield f".{name}", child
+        yield "", type(value)

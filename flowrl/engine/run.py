@@ -21,7 +21,8 @@ from flowrl.handles import ActorHandle
 
 T = TypeVar("T")
 _log = logging.getLogger("flowrl")
-CLOSING_S = 2.0  # how long actors may take to finish what they do
+CLOSING_S = 2.0  # how long the background thread may take to finish its item
+INTERRUPTED_S = 0.5  # how long actors may take to finish what they do, where a user waits for the prompt
 
 
 def run(flow: Flow[T], backend: Backend | None = None, *, seed: int | None = None) -> Run[T]:
@@ -129,8 +130,9 @@ class Run(Iterator[T], Generic[T]):
             raise ValueError(f"step needs n >= 0, got {n!r}")
         items: list[T] = []
         try:
-            while len(items) < n:
-                items.append(next(self))
+            with self._engine.interrupts:  # once for all items: to set a signal's handler costs more than a small item
+                while len(items) < n:
+                    items.append(next(self))
         except StopIteration:
             pass
         except KeyboardInterrupt:
@@ -203,7 +205,7 @@ class Run(Iterator[T], Generic[T]):
         }
         handle = self._engine.handle(states[0], "evaluate", held=False)
         if len(newest) == 1:
-            version, weights = next(iter(newest.values()))  # type: ignore[misc]
+            version, weights = next(iter(newest.values()))
             return handle.ask(
                 "evaluate", episodes, seed, deterministic=deterministic, weights=weights, version=version
             ).result()
@@ -234,6 +236,8 @@ class Run(Iterator[T], Generic[T]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._engine.patience_s = INTERRUPTED_S
         self.close()
 
     def __repr__(self) -> str:
@@ -241,6 +245,6 @@ class Run(Iterator[T], Generic[T]):
         return f"Run({state}, seed={self.seed}, {self._engine.backend!r})"
 
 
-def _close(engine: Engine, wait_s: float = CLOSING_S) -> None:
+def _close(engine: Engine, wait_s: float | None = None) -> None:
     for problem in engine.close(wait_s):
         _log.warning("while closing the run: %s", problem)

@@ -1,11 +1,11 @@
-"""What an operator's context may see of the run: handles, published weights, figures."""
+"""What operators and users see of a run: live handles, published weights, figures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from flowrl.handles import ActorGroup, ActorHandle
+from flowrl.handles import ActorGroup, ActorHandle, Pending
 from flowrl.ref import Ref
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ class NodeView:
 
     def published(self, handle: ActorHandle[Any]) -> tuple[int, Ref[Any]] | None:
         """The newest weights that an actor published."""
-        return self.engine.state_of(handle).published
+        found = self.engine.state_of(handle).published
+        return None if found is None else (found[0], Ref(found[1]._tree, found[1].info, self.engine.fetch))
 
     def groups(self) -> Mapping[str, tuple[ActorHandle[Any], ...]]:
         """Every group of the run."""
@@ -58,3 +59,22 @@ class NodeView:
     def report(self) -> Any:
         """The run's figures."""
         return self.engine.accounts
+
+
+class HandleLink:
+    """Ties handles to a run: those of operators hold their tells, those of run.actors send at once."""
+
+    __slots__ = ("held", "node", "run")
+
+    def __init__(self, run: Any, node: str, *, held: bool):
+        self.run, self.node, self.held = run, node, held
+
+    def ask(self, handle: ActorHandle[Any], method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pending[Any]:
+        """A call that is out."""
+        state = self.run.state_of(handle)
+        call = self.run.calls.ask(state, method, args, kwargs, self.node)
+        return Pending(call, self.run)
+
+    def tell(self, handle: ActorHandle[Any], method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A held tell, or one that goes at once."""
+        self.run.calls.tell(self.run.state_of(handle), method, args, kwargs, self.node, held=self.held)

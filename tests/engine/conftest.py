@@ -10,7 +10,7 @@ from flowrl.backends.protocol import Backend
 
 @pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """`Local()`, and `Ray()` on the session's Ray."""
+    """`Local()`, and `Ray()` on the Ray that all tests share."""
     if request.param == "local":
         return flowrl.Local()
     request.getfixturevalue("ray_session")

@@ -1,0 +1,144 @@
+"""A run in the background: paused, looked at, resumed, stopped; errors surface."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+import flowrl
+from flowrl.backends.protocol import Backend
+from flowrl.errors import FlowError
+
+LONG_S = 30
+
+
+class Source:
+    """Counts; may fail or stand still."""
+
+    def __init__(self, fails: int = 0):
+        self.count, self.fails = 0, fails
+
+    def sample(self) -> int:
+        self.count += 1
+        if self.count == self.fails:
+            raise LookupError(f"failed at {self.count}")
+        return self.count
+
+    def so_far(self) -> int:
+        return self.count
+
+    def stand_still(self) -> None:
+        threading.Event().wait()
+
+
+def flow(fails: int = 0, method: str = "sample") -> flowrl.Flow[int]:
+    return flowrl.from_actors(flowrl.actor(Source, fails, name="source"), method).gather_sync()
+
+
+def test_pause_step_resume_stop(backend: Backend) -> None:
+    with flowrl.run(flow(), backend) as run:
+        handle = run.background()
+        handle.wait(5, LONG_S)
+        with pytest.raises(FlowError, match="moves on in the background; pause or stop"):
+            run.step()
+        with pytest.raises(FlowError, match="in the background already"):
+            run.background()
+        assert run.actors["source"][0].ask("so_far").result() >= 5  # meanwhile
+        assert run.stats().nodes["gather_sync"].items >= 5
+        last = handle.pause(LONG_S)
+        assert not handle.driving
+        assert last == handle.count
+        assert run.step(2) == [last + 1, last + 2]  # nothing lost between
+        handle.resume()
+        assert handle.driving
+        handle.wait(last + 5, LONG_S)
+        assert handle.stop(LONG_S)
+        assert handle.stop(LONG_S)  # again
+        count = handle.latest
+        assert run.step(1) == [count + 1]
+        again = run.background()
+        again.wait(3, LONG_S)
+
+
+def test_join_waits_for_the_end(backend: Backend) -> None:
+    with flowrl.run(flow().take(20), backend) as run:
+        handle = run.background()
+        assert handle.join(LONG_S) == 20
+        assert handle.count == 20
+        assert handle.done
+        assert run.step() == []
+
+
+def test_errors_surface_wherever_one_waits(local: Backend) -> None:
+    run = flowrl.run(flow(fails=4), local)
+    handle = run.background()
+    with pytest.raises(LookupError, match="failed at 4"):
+        handle.join(LONG_S)
+    with pytest.raises(LookupError, match="failed at 4"):
+        handle.wait(100, LONG_S)
+    with pytest.raises(LookupError, match="failed at 4"):
+        handle.pause(LONG_S)
+    assert handle.count == 3
+    assert run.closed
+    with pytest.raises(FlowError, match="stopped by LookupError"):
+        run.step()
+
+
+def test_waiting_for_too_long(ray_session: None) -> None:
+    with flowrl.run(flow(method="stand_still"), flowrl.Ray()) as run:
+        handle = run.background()
+        with pytest.raises(TimeoutError, match=r"0 of 1 items have come within 0.01 s"):
+            handle.wait(1, 0.01)
+        with pytest.raises(TimeoutError, match="has not ended within"):
+            handle.join(0.01)
+        with pytest.raises(TimeoutError, match="not come to the end of an item"):
+            handle.pause(0.01)
+
+
+def test_close_while_it_waits_for_an_actor_that_stands_still(ray_session: None) -> None:
+    run = flowrl.run(flow(method="stand_still"), flowrl.Ray())
+    handle = run.background()
+    run.close()
+    handle._thread.join(LONG_S)
+    assert handle.done
+    assert handle.error is None  # it was closed, which is no failure
+    assert run.closed
+
+
+def test_close_while_it_moves(backend: Backend) -> None:
+    run = flowrl.run(flow(), backend)
+    handle = run.background()
+    handle.wait(3, LONG_S)
+    run.close()
+    assert handle.done
+    assert handle.error is None
+    with pytest.raises(FlowError, match="this run is closed"):
+        next(run)
+
+
+def test_stop_while_paused(local: Backend) -> None:
+    with flowrl.run(flow(), local) as run:
+        handle = run.background()
+        handle.wait(1, LONG_S)
+        handle.pause(LONG_S)
+        assert handle.stop(LONG_S)
+        assert handle.done
+        handle.resume()  # too late, and without effect
+        assert not handle.driving
+        assert run.step(1)
+
+
+def test_many_pauses(local: Backend) -> None:
+    """However pause and resume interleave, each item comes once."""
+    seen: list[Any] = []
+    with flowrl.run(flow().tap(seen.append), local) as run:
+        handle = run.background()
+        for _ in range(200):
+            handle.pause(LONG_S)
+            run.step(1)
+            handle.resume()
+        handle.stop(LONG_S)
+        run.step(1)
+    assert seen == list(range(1, len(seen) + 1))

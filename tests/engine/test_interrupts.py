@@ -1,0 +1,206 @@
+"""Ctrl-C: a script ends and leaves nothing behind; a cell pauses and loses nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import psutil
+import pytest
+
+import flowrl
+from flowrl.backends.protocol import Backend
+from flowrl.engine.core import GRACE_S
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SCRIPT = """
+import os, time
+import flowrl
+class Slow:
+    def sample(self):
+        time.sleep(600)
+flow = flowrl.from_actors(flowrl.actors(Slow, count=2, name="slow"), "sample").gather_{mode}()
+with flowrl.run(flow, flowrl.Ray("local")) as run:
+    print("up", flush=True)
+    next(run)
+"""
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_script_ends_and_leaves_no_process(mode: str) -> None:
+    script = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT.format(mode=mode)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert script.stdout is not None
+    assert script.stdout.readline() == "up\n"
+    tree = psutil.Process(script.pid).children(recursive=True)
+    assert tree
+    sent = monotonic()
+    script.send_signal(signal.SIGINT)
+    _, stderr = script.communicate(timeout=30)
+    assert monotonic() - sent < 5
+    assert "KeyboardInterrupt" in stderr
+    assert script.returncode != 0
+    _, alive = psutil.wait_procs(tree, timeout=20)
+    assert not alive, alive
+
+
+def numbers(n: int, hit: set[int]) -> flowrl.Flow[int]:
+    """0 to n − 1; a SIGINT in the middle of the items in `hit`, each once."""
+
+    def strike(x: int) -> None:
+        if x in hit:
+            hit.discard(x)
+            signal.raise_signal(signal.SIGINT)
+
+    return flowrl.from_items(range(n), num_shards=1).gather_sync().tap(strike)
+
+
+@pytest.mark.parametrize("step", [1, 3, 100])
+def test_items_come_exactly_once_however_often_one_interrupts(backend: Backend, step: int) -> None:
+    items: list[int] = []
+    interrupts = 0
+    with flowrl.run(numbers(20, {0, 5, 6, 19}), backend) as run:
+        while len(items) < 20:
+            try:
+                items.extend(run.step(step))
+            except KeyboardInterrupt:
+                interrupts += 1
+        assert run.step(1) == []
+        assert not run.closed
+    assert items == list(range(20))
+    assert interrupts == 4
+
+
+def test_an_interrupt_at_the_very_end_is_raised_too(local: Backend) -> None:
+    def strike() -> Any:
+        yield 1
+        signal.raise_signal(signal.SIGINT)
+
+    with flowrl.run(flowrl.from_iterable(strike), local) as run:
+        assert next(run) == 1
+        with pytest.raises(KeyboardInterrupt):
+            next(run)
+        assert list(run) == []
+
+
+def test_a_second_interrupt_raises_at_once_and_closes(local: Backend) -> None:
+    def twice(x: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("the second went by")
+
+    run = flowrl.run(flowrl.from_items([1], num_shards=1).gather_sync().tap(twice), local)
+    with pytest.raises(KeyboardInterrupt):
+        next(run)
+    assert run.closed  # an item was torn
+
+
+class Slow:
+    """Answers when it is let."""
+
+    def wait_for(self, path: str) -> str:
+        while not os.path.exists(path):
+            threading.Event().wait(0.01)
+        return path
+
+    def at_once(self) -> int:
+        return 1
+
+
+@pytest.fixture
+def struck(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Once set by a wait, the main thread gets a SIGINT."""
+    go = threading.Event()
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def strike() -> None:
+        go.wait()
+        signal.pthread_kill(main, signal.SIGINT)
+
+    threading.Thread(target=strike, daemon=True).start()
+    return go
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_interrupt_while_waiting_for_a_shard_pauses(
+    ray_session: None, tmp_path: Path, struck: threading.Event, mode: str
+) -> None:
+    path = tmp_path / "open"
+    source = flowrl.from_actors(flowrl.actor(Slow, name="slow"), "wait_for", str(path))
+    flow = source.gather_sync() if mode == "sync" else source.gather_async(num_async=1)
+    with flowrl.run(flow, flowrl.Ray()) as run:
+        poll = run._engine.backend.poll
+
+        def signalled(*args: Any) -> Any:
+            struck.set()
+            return poll(*args)
+
+        run._engine.backend.poll = signalled  # type: ignore[method-assign]
+        began = monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            run.step(1)
+        assert monotonic() - began < 3
+        path.touch()
+        assert run.step(2) == [str(path)] * 2
+        assert run._engine.accounts.groups["slow"].calls == 2
+
+
+def test_an_operator_that_waits_gets_a_grace(ray_session: None, tmp_path: Path, struck: threading.Event) -> None:
+    """Interrupted in the middle of an item, an operator may finish it: the answer comes, and then the run pauses."""
+    path = tmp_path / "open"
+
+    def ask_there(value: int, ctx: flowrl.Context) -> Any:
+        pending = ctx.origins[0].ask("wait_for", str(path))
+        if not path.exists():
+            struck.set()
+            threading.Timer(0.5, path.touch).start()
+        return pending.result()
+
+    flow = flowrl.from_actors(flowrl.actor(Slow, name="slow"), "at_once").gather_sync().for_each(ask_there)
+    with flowrl.run(flow, flowrl.Ray()) as run:
+        with pytest.raises(KeyboardInterrupt):
+            run.step(1)
+        assert not run.closed
+        assert run.step(2) == [str(path)] * 2
+        assert run.stats().nodes["from_actors"].items == 2
+
+
+def test_an_operator_that_waits_too_long_is_torn(ray_session: None, tmp_path: Path, struck: threading.Event) -> None:
+    def ask_there(value: int, ctx: flowrl.Context) -> Any:
+        pending = ctx.origins[0].ask("wait_for", str(tmp_path / "never"))
+        struck.set()
+        return pending.result()
+
+    flow = flowrl.from_actors(flowrl.actor(Slow, name="slow"), "at_once").gather_sync().for_each(ask_there)
+    run = flowrl.run(flow, flowrl.Ray())
+    began = monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run.step(1)
+    assert GRACE_S - 1 < monotonic() - began < GRACE_S + 5
+    assert run.closed
+
+
+def test_the_users_own_handler_is_left_alone(local: Backend) -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    try:
+        with flowrl.run(numbers(3, {1}), local) as run:
+            assert run.step(3) == [0, 1, 2]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) is before
