@@ -1,6 +1,6 @@
 """PPO on CartPole-v1: flowrl's graph against a hand-written Ray loop over the same worker and learner classes.
 
-    python benchmarks/ppo.py [--minibatch 128 512] [--seconds 12] [--repeats 3]
+    python benchmarks/ppo.py [--minibatch 128 512] [--seconds 3] [--repeats 10]
     python benchmarks/ppo.py --solve --seeds 10
 
 The two alternate in one run; a figure is the median over the repeats, the ratio is taken pair by pair. Setting: batch
@@ -178,8 +178,8 @@ def main() -> None:
     """Throughput at each minibatch, or the solve times."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--minibatch", type=int, nargs="+", default=[128, 512])
-    parser.add_argument("--seconds", type=float, default=12.0)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--solve", action="store_true")
     parser.add_argument("--seeds", type=int, default=10)
     args = parser.parse_args()

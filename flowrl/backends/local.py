@@ -90,6 +90,10 @@ class Local:
                 sent.record = pickle.dumps(tuple(Record(FAILED, error=failure)), 5)
         return sent
 
+    def pull(self, actor: _LocalActor, message: bytes) -> Sent:
+        """Works on a pull now."""
+        return self.send(actor, message, ())
+
     def poll(self, sent: Sequence[Sent], timeout_s: float | None) -> list[Sent]:
         """All of them: everything is answered when it is sent."""
         if not sent and timeout_s:

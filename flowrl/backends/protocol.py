@@ -62,6 +62,10 @@ class Backend(Protocol):
         """Sends one message; does not wait."""
         ...
 
+    def pull(self, actor: Any, message: bytes) -> Sent:
+        """Sends a pull to an actor with one shard; `message` says the same at length."""
+        ...
+
     def poll(self, sent: Sequence[Sent], timeout_s: float | None) -> list[Sent]:
         """Those of the messages that are answered; waits for one until timeout_s (None: as long as it takes).
 

@@ -38,11 +38,12 @@ class RayHost(Host):
 class _RayActor:
     """A Ray actor and its cached method options."""
 
-    __slots__ = ("call", "handle")
+    __slots__ = ("call", "handle", "next")
 
     def __init__(self, handle: Any):
         self.handle = handle
         self.call = handle.call.options(num_returns=2)
+        self.next = handle.next.options(num_returns=2)
 
 
 class Ray:
@@ -192,12 +193,25 @@ class Ray:
         Raises:
             FlowError: Ray was shut down meanwhile.
         """
+        self._see_that_it_lives()
+        return Sent(*actor.call.remote(message, *payloads))
+
+    def pull(self, actor: _RayActor, message: bytes) -> Sent:
+        """Submits one actor task without arguments, which is some 60 µs cheaper.
+
+        It needs no incarnation: after a death another Ray actor stands behind the handle.
+
+        Raises:
+            FlowError: Ray was shut down meanwhile.
+        """
+        self._see_that_it_lives()
+        return Sent(*actor.next.remote())
+
+    def _see_that_it_lives(self) -> None:
         import ray
 
         if not ray.is_initialized():
             raise FlowError("the Ray that this run's actors lived in was shut down; start another run")
-        record, payload = actor.call.remote(message, *payloads)
-        return Sent(record, payload)
 
     def gone(self) -> bool:
         """Whether the Ray of this run has been shut down; a message would start another."""
@@ -220,11 +234,10 @@ class Ray:
             return self._poll_hooked(sent, timeout_s)
         by_ref = {one.token: one for one in sent}
         refs = list(by_ref)
-        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
-        if not ready:
-            if timeout_s == 0:
-                return []
-            ready, _ = ray.wait(refs, num_returns=1, timeout=timeout_s)
+        # Waiting for one and then looking at the rest is cheaper than to look first and then to wait.
+        ready, rest = ray.wait(refs, num_returns=1, timeout=timeout_s)
+        if ready and rest:
+            ready = ready + ray.wait(rest, num_returns=len(rest), timeout=0)[0]
         _fill([by_ref[ref] for ref in ready], ready)
         return [by_ref[ref] for ref in ready]
 

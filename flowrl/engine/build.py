@@ -132,6 +132,8 @@ def _start_actors(
     for name, group in groups.items():
         lives.plans[name] = GroupPlan(name, len(engine.states[name]), group.cpus, group.gpus, dict(group.resources))
         lives.bodies[name] = _start_body(engine, name, group, pipelines[name])
+        for state in engine.states[name]:
+            state.shards = len(pipelines[name])
     engine.accounts.warnings.extend(engine.backend.open(list(lives.plans.values())))
     lives.bring_up()
     lives.greet_all()

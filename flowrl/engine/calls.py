@@ -12,11 +12,12 @@ from flowrl.backends.protocol import Backend, Died, Sent
 from flowrl.engine.failure import ErrorRecord, record_of
 from flowrl.engine.host import FAILED, STALE, Record
 from flowrl.engine.interrupts import Interrupts, Mode
-from flowrl.engine.stats import Accounts
+from flowrl.engine.stats import Accounts, NodeStats
 from flowrl.engine.tells import Tell, method_label, together, wire_method
 from flowrl.engine.transport import item_of, pack_call, unpack
 from flowrl.ref import Info, Leaf, Ref
 
+NO_RECORD = Record()
 ANSWERED, LOST, ERROR, OUT = "answered", "lost", "error", "out"
 
 
@@ -29,7 +30,7 @@ class ActorState:
 
     __slots__ = (
         "actor", "actor_class", "alive", "group", "incarnation", "index", "mail", "published", "pull_messages",
-        "restarting", "up",
+        "restarting", "shards", "up",
     )  # fmt: skip
 
     def __init__(self, group: str, index: int, actor_class: Any, actor: Any):
@@ -39,6 +40,7 @@ class ActorState:
         self.mail: list[Tell] = []
         self.published: tuple[int, Ref[Any]] | None = None
         self.pull_messages: dict[str, bytes] = {}
+        self.shards = 0  # how many sources its object is
 
     @property
     def name(self) -> str:
@@ -53,6 +55,7 @@ class Call:
     __slots__ = (
         "actor", "arrived", "incarnation", "infos", "kind", "label", "loaded", "node", "reason", "record", "sent",
         "state",
+        "stats",
     )
     # fmt: on
 
@@ -61,10 +64,11 @@ class Call:
         self.incarnation = actor.incarnation
         self.state = OUT
         self.reason = ""  # why there is no answer, once it is lost
-        self.record: Record = Record()
+        self.record: Record = NO_RECORD
         self.infos: tuple[Info, ...] = ()
         self.loaded: tuple[list[Any], Any] | None = None  # items and published weights, once the driver has them
         self.arrived: Callable[[Call], None] | None = None
+        self.stats: NodeStats  # of the node, once it is sent
 
     @property
     def done(self) -> bool:
@@ -116,7 +120,7 @@ class Calls:
             if message is None:
                 message = state.pull_messages[key] = pickle.dumps(("pull", state.incarnation, (), key), 5)
             with self.lock:
-                return self._send(state, message, (), "pull", node, key)
+                return self._sent(state, self._pull(state, message), "pull", node, key, len(message))
         return self._post(state, "pull", key, [], node, key)
 
     def ask(self, state: ActorState, method: Any, args: Sequence[Any], kwargs: dict[str, Any], node: str) -> Call:
@@ -187,9 +191,16 @@ class Calls:
         *, start: bool = False
     ) -> Call:  # fmt: skip
         sent = self.backend.send(state.actor, message, payloads, start=start)
-        call = Call(state, sent, kind, node, label)
-        self.pending[sent] = call
-        self.accounts.sent(node, len(message))
+        return self._sent(state, sent, kind, node, label, len(message))
+
+    def _pull(self, state: ActorState, message: bytes) -> Sent:
+        if state.shards == 1:
+            return self.backend.pull(state.actor, message)
+        return self.backend.send(state.actor, message, ())
+
+    def _sent(self, state: ActorState, sent: Sent, kind: str, node: str, label: str, nbytes: int) -> Call:
+        call = self.pending[sent] = Call(state, sent, kind, node, label)
+        call.stats = self.accounts.sent(node, nbytes)
         return call
 
     def _unsent(self, state: ActorState, kind: str, node: str, label: str) -> Call:
@@ -241,7 +252,7 @@ class Calls:
             gone = [call for call in self.pending.values() if call.actor is state]
             for call in gone:
                 del self.pending[call.sent]
-                self.accounts.taken(call.node)
+                self.accounts.lost(call.stats)
                 call.state, call.reason = LOST, "its process has ended"
                 self.lost += 1
             state.mail = []
@@ -256,7 +267,6 @@ class Calls:
                 if call is not None:
                     calls.append(call)
                     raw, sent.record, sent.token = sent.record, None, None
-                    self.accounts.taken(call.node)
                     self._settle(call, raw)
         for call in calls:
             if call.arrived is not None:
@@ -271,6 +281,7 @@ class Calls:
         state = call.actor
         call.state, call.reason = LOST, raw.reason
         self.lost += 1
+        self.accounts.lost(call.stats)
         if call.incarnation == state.incarnation and state.alive and (state.up or call.kind == "start"):
             self.deaths.append((state, call.incarnation, raw.reason))
 
@@ -280,8 +291,9 @@ class Calls:
         if record.status == STALE:
             call.reason = "its process was started anew in between"
             self.lost += 1
+            self.accounts.lost(call.stats)
             return
-        self.accounts.answer(call.actor.group, call.node, record, starting=call.kind == "start")
+        self.accounts.answer(call.actor.group, call.stats, record, starting=call.kind == "start")
         if call.kind != "pull":  # a gather merges those of its shards, in an order that timing cannot change
             self.merge_metrics(call)
         for node, label, failure in record.tell_errors:

@@ -19,6 +19,7 @@ from flowrl.engine.interrupts import Interrupts, Mode
 from flowrl.engine.lives import Lives
 from flowrl.engine.stage import Stage
 from flowrl.engine.stats import Accounts
+from flowrl.engine.transport import unpack
 from flowrl.engine.view import HandleLink
 from flowrl.errors import ActorDied, FlowError
 from flowrl.handles import ActorHandle
@@ -146,8 +147,11 @@ class Engine:
 
     def fetch(self, ref: Ref[Any]) -> Any:
         """A reference's value, brought to the driver."""
+        tree = ref._tree
+        if type(tree) is Leaf:
+            return self._load(tree)
         deltas: list[Delta] = []
-        value = resolve(ref._tree, self._load, deltas)
+        value = resolve(tree, self._load, deltas)
         if deltas:
             self.accounts.merge(deltas)
         return value
@@ -156,6 +160,8 @@ class Engine:
         if leaf.payload is None:
             return leaf.value
         call: Call = leaf.payload
+        if call.record.inline is not None and leaf.slot != "published":
+            return unpack(call.record.inline)[leaf.slot]
         if not call.done:
             self.await_call(call)
         if self.closed and not call.held(leaf.slot):

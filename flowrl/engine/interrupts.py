@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # what signal wraps, without the enums that cost 10 µs a call
 import enum
 import signal
 import threading
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+_MAIN = threading.main_thread().ident
 
 
 class Mode(enum.Enum):
@@ -36,25 +39,26 @@ class Interrupts:
         self._mode = Mode.MOVING
         self._depth = 0
         self._before: Any = None
+        self._noting = self._note  # bound once
 
     def __enter__(self) -> Interrupts:
-        if threading.current_thread() is threading.main_thread():
+        if threading.get_ident() == _MAIN:
             self._depth += 1
-            if self._depth == 1 and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-                self._before = signal.signal(signal.SIGINT, self._note)
+            if self._depth == 1 and _signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                self._before = _signal.signal(signal.SIGINT, self._noting)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if threading.current_thread() is threading.main_thread():
+        if threading.get_ident() == _MAIN:
             self._depth -= 1
             if self._depth == 0 and self._before is not None:
-                signal.signal(signal.SIGINT, self._before)
+                _signal.signal(signal.SIGINT, self._before)
                 self._before = None
 
     @contextmanager
     def during(self, mode: Mode) -> Iterator[None]:
         """What a SIGINT does to the main thread inside this block; other threads get none."""
-        if threading.current_thread() is not threading.main_thread():
+        if threading.get_ident() != _MAIN:
             yield
             return
         before, self._mode = self._mode, mode
@@ -67,7 +71,7 @@ class Interrupts:
 
     def check(self) -> None:
         """Raises a noted interrupt; to be called where no item is under way, and only there."""
-        if self.noted and threading.current_thread() is threading.main_thread():
+        if self.noted and threading.get_ident() == _MAIN:
             self._raise(safe=True)
 
     def _raise(self, *, safe: bool) -> None:

@@ -105,24 +105,28 @@ class Run(Iterator[T], Generic[T]):
                 return self._kept.popleft()
             if self._finished:
                 raise StopIteration
-            if self.closed:
+            engine = self._engine
+            if engine.closed:
                 raise FlowError(f"this run is closed{self._stopped_by}; start another with flowrl.run(flow)")
-            interrupts = self._engine.interrupts
+            interrupts = engine.interrupts
             interrupts.safe = False
             try:
-                more, value = self._engine.next_value()
+                more, value = engine.next_value()
             except BaseException as error:
                 if not (isinstance(error, KeyboardInterrupt) and interrupts.safe):
                     self._stopped_by = f" (it was stopped by {type(error).__name__})"
                     self._finalizer()
                 raise
             self._finished = not more
-            if more:
-                self._kept.append(value)
-            interrupts.check()  # noted while this item was made; it is kept
+            if interrupts.noted:  # while this item was made; it is kept
+                if more:
+                    self._kept.append(value)
+                interrupts.check()
+                if more:
+                    return self._kept.popleft()
             if not more:
                 raise StopIteration
-            return self._kept.popleft()
+            return value
 
     def step(self, n: int = 1) -> list[T]:
         """The next n items; fewer where the flow ends. Interrupted, it keeps what has come for the next step."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flowrl.engine.host import Record
 from flowrl.metrics import Delta, Table
 
 
-@dataclass
+@dataclass(slots=True)
 class NodeStats:
     """One node's figures since the run began.
 
@@ -32,7 +32,7 @@ class NodeStats:
     out: int = 0
 
 
-@dataclass
+@dataclass(slots=True)
 class GroupStats:
     """One actor group's figures: how many actors, how long they were busy together, calls answered, deaths, losses."""
 
@@ -82,17 +82,17 @@ class Accounts:
                 found = self.nodes.setdefault(name, NodeStats())
         return found
 
-    def sent(self, node: str, nbytes: int) -> None:
-        """A message left."""
+    def sent(self, node: str, nbytes: int) -> NodeStats:
+        """A message left; returns the figures of its node."""
         stats = self.node(node)
         with self.lock:
             stats.messages += 1
             stats.bytes += nbytes
             stats.out += 1
+        return stats
 
-    def taken(self, node: str) -> None:
-        """An answer, or the loss of it, was taken in."""
-        stats = self.node(node)
+    def lost(self, stats: NodeStats) -> None:
+        """A message of a node has no answer."""
         with self.lock:
             stats.out -= 1
 
@@ -104,27 +104,24 @@ class Accounts:
                 if stats.out > 0:
                     stats.waiting_s += seconds
 
-    def answer(self, group: str, node: str, record: Record, *, starting: bool = False) -> None:
-        """An answer's figures and metrics, merged exactly once. Making an actor's object is no work of its group."""
+    def answer(self, group: str, stats: NodeStats, record: Record, *, starting: bool = False) -> None:
+        """An answer's figures. The making of an actor's object is no work of its group; metrics merge by themselves."""
         with self.lock:
-            self._answer(group, node, record, starting)
-
-    def _answer(self, group: str, node: str, record: Record, starting: bool) -> None:
-        if not starting:
-            actors = self.groups[group]
-            actors.busy_s += record.busy_s
-            actors.calls += 1
-        self.env_steps += record.env_steps
-        self.agent_steps += record.agent_steps
-        stats = self.node(node)
-        for info in record.infos:
-            stats.bytes += info.nbytes
-        for name, items, busy_s, first in record.stages:
-            stage = self.node(name)
-            stage.items += items
-            stage.busy_s += busy_s
-            if stage.first is None:
-                stage.first = first
+            stats.out -= 1
+            if not starting:
+                actors = self.groups[group]
+                actors.busy_s += record.busy_s
+                actors.calls += 1
+            self.env_steps += record.env_steps
+            self.agent_steps += record.agent_steps
+            for info in record.infos:
+                stats.bytes += info.nbytes
+            for name, items, busy_s, first in record.stages:
+                stage = self.nodes.get(name) or self.node(name)
+                stage.items += items
+                stage.busy_s += busy_s
+                if stage.first is None:
+                    stage.first = first
 
     def merge(self, deltas: Sequence[Delta]) -> None:
         """Metrics that were recorded on the driver, or came with an answer; each is to be merged exactly once."""
@@ -197,8 +194,8 @@ def _snapshot(accounts: Accounts, now: float, lost: int, driver_busy_s: float) -
         agent_steps=accounts.agent_steps,
         driver_busy_s=driver_busy_s,
         driver_wait_s=accounts.wait_s,
-        nodes={name: NodeStats(**vars(stats)) for name, stats in accounts.nodes.items()},
-        groups={name: GroupStats(**vars(stats)) for name, stats in accounts.groups.items()},
+        nodes={name: replace(stats) for name, stats in accounts.nodes.items()},
+        groups={name: replace(stats) for name, stats in accounts.groups.items()},
         lost_calls=lost,
         verdict=_verdict(accounts, elapsed, driver_busy_s),
         warnings=tuple(accounts.warnings),

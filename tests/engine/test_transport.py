@@ -110,7 +110,7 @@ def test_a_deferred_operator_is_packed_once_and_forgotten_with_it() -> None:
     before = len(transport._packed)
     del op, ref
     gc.collect()
-    assert len(transport._packed) == before - 1
+    assert len(transport._packed) < before
 
 
 class Holder:
