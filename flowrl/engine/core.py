@@ -58,13 +58,13 @@ class Engine:
         Raises:
             KeyboardInterrupt: with `interrupts.safe`, nothing is lost and the next call goes on.
         """
-        self._driver = threading.get_ident()
-        try:
-            with self.interrupts:
+        with self.interrupts:
+            self._driver = threading.get_ident()
+            try:
                 item = self.next_item()
                 return (False, None) if item is None else (True, self._root_value(item))
-        finally:
-            self._driver = None
+            finally:
+                self._driver = None
 
     def next_item(self) -> Item | None:
         """The next item of the run's flow, or None at its end."""

@@ -17,10 +17,11 @@ from flowrl.ref import Leaf, Ref
 class ShardFeed:
     """One shard as the driver sees it: items that have come and not been given out, calls that are out."""
 
-    __slots__ = ("ended", "handle", "items", "key", "node", "out", "restarting", "restarts", "state")
+    __slots__ = ("ended", "handle", "items", "key", "node", "origins", "out", "restarting", "restarts", "state")
 
     def __init__(self, state: ActorState, handle: ActorHandle[Any], key: str, node: str):
         self.state, self.handle, self.key, self.node = state, handle, key, node
+        self.origins = (handle,)
         self.items: deque[tuple[Item, bool]] = deque()  # with whether it is the last of its answer
         self.out = 0
         self.ended = False
@@ -62,11 +63,10 @@ class GatherCursor(Cursor):
             return
         self.note_metrics(feed, call)
         feed.restarts = 0
-        fetch = self.run.fetch
+        fetch, last = self.run.fetch, len(call.infos) - 1
         for slot, info in enumerate(call.infos):
             ref: Ref[Any] = Ref(Leaf(call, slot), info, fetch)
-            item = item_by_ref(ref, (feed.handle,), info.policy_version)
-            feed.items.append((item, slot == len(call.infos) - 1))
+            feed.items.append((item_by_ref(ref, feed.origins, info.policy_version), slot == last))
         if call.record.ended and not feed.ended:
             feed.ended = True
             self.run.accounts.merge([(self.name, None, "shards_ended", "sum", 1.0, 1.0)])
@@ -197,7 +197,10 @@ class AsyncGatherCursor(GatherCursor):
             return END
         if self._spent is not None:
             feed, self._spent = self._spent, None
-            self._owed[feed] = self._owed.get(feed, 0) + 1
+            if self._owed or feed.ended or feed.restarting or feed.out >= self.num_async:
+                self._owed[feed] = self._owed.get(feed, 0) + 1
+            else:
+                self.ask(feed)
         if self._owed:
             self._ask_owed()
         if self._arrivals:
