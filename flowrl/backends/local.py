@@ -53,6 +53,8 @@ class Local:
         numbers.
     """
 
+    in_process = True
+
     def __init__(self, isolate: bool = True):
         self.isolate = isolate
 

@@ -38,6 +38,8 @@ class Sent:
 class Backend(Protocol):
     """A place where actors live. Calls on one actor are first in, first out."""
 
+    in_process: bool  # whether the actors live in the driver's process
+
     def describe(self) -> str:
         """A few words for explain()."""
         ...

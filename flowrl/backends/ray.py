@@ -59,6 +59,8 @@ class Ray:
     A Ray that the user started is never shut down.
     """
 
+    in_process = False
+
     def __init__(
         self,
         address: str | None = None,
@@ -133,8 +135,9 @@ class Ray:
             left = until - monotonic()
             if left <= 0:
                 told = ", ".join(f"{name}: {need[name]:g} needed, {free:g} free" for name, free in missing.items())
+                ours = " beside this process's other runs (close them first)" if _held else ""
                 raise StartError(
-                    f"the cluster lacks resources ({told}); use fewer or smaller actors, add nodes, "
+                    f"the cluster lacks resources{ours} ({told}); use fewer or smaller actors, add nodes, "
                     "or wait with Ray(wait_for_resources_s=...)"
                 )
             sleep(min(0.5, left))

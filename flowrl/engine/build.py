@@ -18,7 +18,7 @@ from flowrl.engine.cursors import ApplyCursor, Cursor, IterateCursor, TakeCursor
 from flowrl.engine.failure import InNode
 from flowrl.engine.gathers import AsyncGatherCursor, GatherCursor, ShardFeed, SyncGatherCursor
 from flowrl.engine.host import Pipeline, Start
-from flowrl.engine.pickling import own_copy, pickled
+from flowrl.engine.pickling import Handed, copied, own_copy, pickled
 from flowrl.engine.stage import Stage
 from flowrl.engine.stats import Accounts
 from flowrl.engine.view import NodeView
@@ -143,6 +143,7 @@ def _start_actors(
 def _start_body(engine: Engine, name: str, group: ActorGroup[Any], pipelines: Mapping[str, Pipeline]) -> Any:
     start = Start(group.cls, group.args, dict(group.kwargs), dict(pipelines))
     packed = (_pickled_start(start, name, group, engine), ())
+    in_process = engine.backend.in_process
     given = group.open_parameters()
 
     def body(state: ActorState) -> Any:
@@ -151,7 +152,8 @@ def _start_body(engine: Engine, name: str, group: ActorGroup[Any], pipelines: Ma
             "count": group.count,
             "seed": engine.seed_of(name, state.index, state.incarnation),
         }
-        return packed, {parameter: values[parameter] for parameter in given}
+        made = Handed(copied(start, f"group {name!r}")) if in_process else packed
+        return made, {parameter: values[parameter] for parameter in given}
 
     return body
 

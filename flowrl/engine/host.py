@@ -119,10 +119,10 @@ class Host:
             failure = record_of(error)
             return pickle.dumps(tuple(Record(FAILED, busy_s=busy_s, error=failure)), 5), failure
 
-    def _start(self, incarnation: int, body: tuple[Packed, dict[str, Any]]) -> tuple[Record, Any]:
+    def _start(self, incarnation: int, body: tuple[Packed | Start, dict[str, Any]]) -> tuple[Record, Any]:
         if self.incarnation == incarnation:
             return Record(), None  # the message was delivered twice
-        start: Start = unpack(body[0])
+        start: Start = body[0] if isinstance(body[0], Start) else unpack(body[0])
         self.object = start.cls(*start.args, **start.kwargs, **body[1])
         self.shards = {key: Shard(self.object, line, self.me) for key, line in start.pipelines.items()}
         self.incarnation = incarnation

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import io
 import pickle
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 
@@ -23,7 +24,66 @@ def own_copy(op: Any, node: str, where: str) -> Any:
     """
     if isinstance(op, Function | Filter | Tap):
         return copy.copy(op)
-    return pickle.loads(pickled(op, f"node {node!r} (defined at {where})"))
+    return copied(op, f"node {node!r} (defined at {where})")
+
+
+def copied(value: Any, owner: str) -> Any:
+    """A pickled copy for this process: functions and classes are shared, so that breakpoints and source lines hold.
+
+    Cloudpickle makes those of a script or notebook anew, without their file.
+
+    Raises:
+        StartError: it cannot be pickled; names the owner and the attribute path.
+    """
+    packed = pickled(value, owner)
+    shared: list[Any] = []
+    buffer = io.BytesIO()
+    try:
+        _Sharing(buffer, shared).dump(value)
+        buffer.seek(0)
+        return _Shared(buffer, shared).load()
+    except Exception:  # what cloudpickle alone knows how to pickle
+        return pickle.loads(packed)
+
+
+class _Sharing(pickle.Pickler):
+    """Pickles by value what is data, and hands functions, classes and modules on as they are."""
+
+    def __init__(self, file: io.BytesIO, shared: list[Any]):
+        super().__init__(file, 5)
+        self._shared_objects = shared
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if isinstance(obj, types.FunctionType | type | types.ModuleType):
+            self._shared_objects.append(obj)
+            return len(self._shared_objects) - 1
+        return None
+
+
+class _Shared(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, shared: list[Any]):
+        super().__init__(file)
+        self._shared_objects = shared
+
+    def persistent_load(self, pid: int) -> Any:
+        return self._shared_objects[pid]
+
+
+class Handed:
+    """An object inside a message to a host in this process; it arrives as the very object, once."""
+
+    _on_their_way: ClassVar[dict[int, Any]] = {}
+
+    def __init__(self, value: Any):
+        self._value = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._on_their_way[id(self._value)] = self._value
+        return (_handed, (id(self._value),))
+
+
+def _handed(key: int) -> Any:
+    return Handed._on_their_way.pop(key)
 
 
 def pickled(value: Any, owner: str) -> bytes:

@@ -50,6 +50,7 @@ class Accounts:
         self, nodes: Sequence[str], groups: Mapping[str, int], sources: frozenset[str], clock: Callable[[], float]
     ):
         self.clock = clock
+        self.graph = tuple(nodes)
         self.nodes = {name: NodeStats() for name in nodes}
         self.groups = {
             name: GroupStats(count, role="source" if name in sources else "asked") for name, count in groups.items()
@@ -63,11 +64,15 @@ class Accounts:
         self.lock = threading.RLock()
 
     def begin(self) -> None:
-        """The actors are up: what came before, which is waiting for them to start, does not count."""
+        """The actors are up and greeted: what that took, in time and messages, does not count."""
         with self.lock:
             self.started, self.wait_s = self.clock(), 0.0
+            self.nodes = {name: self.nodes[name] for name in self.graph}
             for stats in self.nodes.values():
-                stats.waiting_s = 0.0
+                stats.items = stats.steps = stats.messages = stats.bytes = 0
+                stats.busy_s = stats.waiting_s = 0.0
+            for group in self.groups.values():
+                group.busy_s, group.calls = 0.0, 0
 
     @property
     def elapsed_s(self) -> float:
@@ -122,6 +127,10 @@ class Accounts:
                 stage.busy_s += busy_s
                 if stage.first is None:
                     stage.first = first
+            if record.env_steps and record.stages:
+                self.node(record.stages[0][0]).steps += record.env_steps  # the source's
+                if len(record.stages) > 1:
+                    self.node(record.stages[-1][0]).steps += sum(info.env_steps for info in record.infos)
 
     def merge(self, deltas: Sequence[Delta]) -> None:
         """Metrics that were recorded on the driver, or came with an answer; each is to be merged exactly once."""
@@ -221,12 +230,15 @@ def _verdict(accounts: Accounts, elapsed: float, driver_busy_s: float) -> str:
         knob = (
             "more actors in the group, or more environments in each"
             if accounts.groups[top].role == "source"
-            else "less work a call (fewer epochs, larger minibatches), or more actors in the group"
+            else "less work a call (for a learner fewer epochs or larger minibatches), or calls to more actors"
         )
         return f"limited by {top} (busy {use[top]:.0%}): {knob}"
     if blocked and max(blocked.values()) > 0.3:
         name = max(blocked, key=lambda n: blocked[n])
         return f"limited by a bound at {name} (blocked {blocked[name]:.0%}): raise max_lag, or drain its sibling faster"
     if len(use) > 1 and sum(use.values()) > 0.75:
-        return f"the groups take turns ({shares}): overlap them with gather_async or a larger in_flight"
+        return (
+            f"the groups take turns ({shares}): gather_async or a larger in_flight would overlap them, at the price of "
+            "older weights and an order that depends on timing"
+        )
     return f"nobody is busy ({shares}): messages are the work; make items larger (more steps a pull)"
