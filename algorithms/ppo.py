@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flowrl import ActorGroup, Batch, Flow, actor, actors, rl
+from flowrl.numbers import check_fields
 from flowrl.operators import (
     AddAdvantages,
     ConcatBatches,
@@ -57,6 +58,15 @@ class PPOConfig:
     """Weight of the entropy bonus."""
     max_grad_norm: float = 0.5
     """The gradient's global norm is clipped to it."""
+
+    def __post_init__(self) -> None:
+        check_fields(
+            self,
+            whole=("num_workers", "envs_per_worker", "unroll", "batch_steps", "epochs", "minibatch"),
+            positive=("learning_rate", "clip", "max_grad_norm"),
+            not_negative=("value_cost", "entropy_cost"),
+            fraction=("discount", "gae_lambda"),
+        )
 
     def graph(self) -> Flow[Summary]:
         """The whole algorithm as a flow of summaries."""

@@ -7,12 +7,15 @@ while training (an environment's, an operator's; the traceback is printed), 130 
 from __future__ import annotations
 
 import ast
+import math
 import os
 import re
+import secrets
 import sys
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
@@ -44,6 +47,7 @@ class UsageError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of a command; what it says is printed."""
     args = list(sys.argv[1:] if argv is None else argv)
+    _open_closed_streams()
     try:
         return _command(args)
     except UsageError as error:
@@ -60,6 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception:
         traceback.print_exc()
         return FAILED
+
+
+def _open_closed_streams() -> None:
+    """`flowrl ... >&-`: Python has None in place of a closed stream, whose number the next open file would get."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  (for as long as the program runs)
 
 
 def _command(args: list[str]) -> int:
@@ -167,25 +178,35 @@ def _train(name: str, args: Sequence[str]) -> int:
     config, options = _flags("train", name, TrainOptions, args)
     _check_options(options)
     _check_env(config)
+    _claim(options.out)
+    if options.seed is None:
+        options = replace(options, seed=secrets.randbits(32))
+    where = "starting Ray…" if options.backend == "ray" else "in this process"
+    print(f"seed {options.seed}; {where}", flush=True)
     backend: Any = flowrl.Local()
     with ThreadPoolExecutor(1) as pool:
         shown = pool.submit(_shown, config)  # imports torch, for seconds, of which Ray needs little while it starts
         if options.backend == "ray":
             backend = _started_ray(getattr(config, "num_workers", 1))
-        flow = shown.result()
-    return _watched(flow, options, backend)
+        shown.result()
+    return _watched(config, options, backend)
 
 
-def _shown(config: Any) -> Any:
-    """The algorithm's graph, once it is printed."""
-    flow = _flow(config)
-    print(flow.explain(), flush=True)
-    return flow
+def _shown(config: Any) -> None:
+    print(_flow(config).explain(), flush=True)
+
+
+def _claim(out: Path | None) -> None:
+    from flowrl.records import claim
+
+    if out is not None:
+        try:
+            claim(out)
+        except OSError as error:
+            raise UsageError(f"--out: {error}") from error
 
 
 def _check_options(options: TrainOptions) -> None:
-    from flowrl.records import check_unused
-
     if options.stop_return is None and options.total_steps is None:
         raise UsageError(
             "training would never end: give --stop-return RETURN (till solved) or --total-steps N, or both"
@@ -194,11 +215,8 @@ def _check_options(options: TrainOptions) -> None:
         raise UsageError(f"--total-steps must be at least 1, got {options.total_steps}")
     if options.seed is not None and options.seed < 0:
         raise UsageError(f"--seed must be at least 0, got {options.seed}")
-    if options.out is not None:
-        try:
-            check_unused(options.out)
-        except OSError as error:
-            raise UsageError(f"--out: {error}") from error
+    if options.stop_return is not None and not math.isfinite(options.stop_return):
+        raise UsageError(f"--stop-return must be a finite number, got {options.stop_return}")
 
 
 def _check_env(config: Any) -> None:
@@ -240,7 +258,7 @@ def _started_ray(workers: int) -> Any:
     return Ray()
 
 
-def _watched(flow: Any, options: TrainOptions, backend: Any) -> int:
+def _watched(config: Any, options: TrainOptions, backend: Any) -> int:
     from flowrl.console import print_end, reached, watcher
 
     latest: list[Progress] = []
@@ -251,22 +269,25 @@ def _watched(flow: Any, options: TrainOptions, backend: Any) -> int:
         screen.show(progress)
 
     try:
-        result = _trained(flow, options, backend, observe, screen)
-    except KeyboardInterrupt:
+        result = _trained(config, options, backend, observe, screen)
+    except KeyboardInterrupt as interrupt:
         if not latest:
             raise
-        print(f"interrupted: {reached(latest[0].summary)}, mean return {latest[0].summary.episode_return_mean:.1f}")
+        last = latest[0].history[-1]
+        for note in getattr(interrupt, "__notes__", ()):
+            print(note)
+        print(f"interrupted: {reached(last)}, mean return {last.episode_return_mean:.1f}")
         return INTERRUPTED
     print_end(result, options.stop_return)
     return NOT_REACHED if result.solved is False else SOLVED_OR_FINISHED
 
 
-def _trained(flow: Any, options: TrainOptions, backend: Any, observe: Any, screen: Any) -> TrainResult:
+def _trained(config: Any, options: TrainOptions, backend: Any, observe: Any, screen: Any) -> TrainResult:
     from flowrl.training import train
 
     try:
         return train(
-            flow, total_steps=options.total_steps, stop_return=options.stop_return, out=options.out,
+            config, total_steps=options.total_steps, stop_return=options.stop_return, out=options.out,
             backend=backend, seed=options.seed, observe=observe,
         )  # fmt: skip
     except (flowrl.StartError, flowrl.GraphError) as error:

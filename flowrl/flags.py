@@ -29,7 +29,7 @@ class TrainOptions:
     seed: int | None = None
     """Of every random stream in the run; drawn where none is given."""
     out: Path | None = None
-    """A directory for metrics.jsonl, metrics.csv and the policy."""
+    """A directory for metrics.jsonl, metrics.csv, the settings (run.json) and the policy, which Ctrl-C saves too."""
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,19 @@
-"""The metrics of a run on disk: one JSON object a line, and the same figures as CSV."""
+"""A run on disk: its settings, its metrics as one JSON object a line, and the same figures as CSV."""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import math
+import tempfile
+from collections.abc import Mapping
+from numbers import Integral, Real
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TextIO
 
-LINES, TABLE, POLICY = "metrics.jsonl", "metrics.csv", "policy"
+LINES, TABLE, RUN, POLICY = "metrics.jsonl", "metrics.csv", "run.json", "policy"
 
 
 class Reportable(Protocol):
@@ -29,24 +33,39 @@ def check_unused(folder: Path) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is a file; choose a directory for out")
-    for name in (LINES, TABLE, POLICY):
+    for name in (LINES, TABLE, RUN, POLICY):
         if (folder / name).exists():
             raise FileExistsError(f"{folder} holds {name} of another run; choose another directory for out")
+
+
+def claim(folder: Path) -> None:
+    """Makes the directory, if a run may write its records there.
+
+    Raises:
+        OSError: it holds another run's records already, is a file, or cannot be written.
+    """
+    check_unused(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()  # access rights alone do not tell, of /proc for one
+    except OSError as error:
+        raise type(error)(f"{folder} cannot be written ({error.strerror}); choose another directory for out") from error
 
 
 class RecordFiles:
     """`metrics.jsonl` (everything) and `metrics.csv` (the numbers; its columns are those of the first Summary).
 
+    `run.json` holds the settings (`settings`, which may be set until the first Summary comes).
+
     The files are made with the first Summary: a run that cannot start leaves no records, and may be tried again.
 
     Raises:
-        FileExistsError: the directory holds another run's records already.
-        NotADirectoryError: it is a file.
+        OSError: as claim.
     """
 
     def __init__(self, folder: Path):
-        check_unused(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        claim(folder)
+        self.settings: Mapping[str, Any] = {}
         self._folder = folder
         self._lines: TextIO | None = None
         self._table_file: TextIO | None = None
@@ -57,6 +76,7 @@ class RecordFiles:
         plain = summary.as_dict()
         row = _row(plain)
         if self._lines is None or self._table_file is None or self._table is None:
+            (self._folder / RUN).write_text(json.dumps(as_json(self.settings), indent=1) + "\n", encoding="utf-8")
             self._lines = open(self._folder / LINES, "x", encoding="utf-8")  # noqa: SIM115  (closed in __exit__)
             self._table_file = open(self._folder / TABLE, "x", encoding="utf-8", newline="")  # noqa: SIM115
             self._table = csv.DictWriter(self._table_file, list(row), restval="", extrasaction="ignore")
@@ -75,6 +95,24 @@ class RecordFiles:
         for file in (self._lines, self._table_file):
             if file is not None:
                 file.close()
+
+
+def as_json(value: Any) -> Any:
+    """Settings as JSON takes them: functions and classes as "module:name", what JSON has no word for as its repr."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {entry.name: as_json(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): as_json(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(entry) for entry in value]
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, Integral):  # numpy's too
+        return int(value)
+    if isinstance(value, Real) and math.isfinite(value):
+        return float(value)
+    name = getattr(value, "__qualname__", None)
+    return repr(value) if name is None else f"{getattr(value, '__module__', '?')}:{name}"
 
 
 def _finite(value: Any) -> Any:

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import flowrl
 from flowrl.backends.protocol import Backend
 from flowrl.engine.run import Run, run
 from flowrl.engine.stats import Stats
 from flowrl.flow import Flow
+from flowrl.numbers import check_finite, check_whole
 from flowrl.records import POLICY, RecordFiles
 
 if TYPE_CHECKING:
@@ -74,36 +76,93 @@ def train(
     what: a config (`PPOConfig(env=...)`), an algorithm's name with its defaults ("ppo"), or a flow of Summaries.
     stop_return: solved when the mean raw return of the newest 100 training episodes has reached it and 20 greedy
         episodes, each environment with its quota set in advance, confirm it.
-    out: a directory for metrics (JSON lines, CSV) and the policy.
+    out: a directory for metrics (JSON lines, CSV), the settings with the seed (run.json) and the policy. Ctrl-C saves
+        the policy so far, and a note of the KeyboardInterrupt says where; a second one leaves at once.
     observe: called after each Summary.
 
     Raises:
-        ValueError: neither total_steps nor stop_return for an algorithm that would never end; or an unknown name.
+        ValueError: neither total_steps nor stop_return for an algorithm that would never end; one that is no number; or
+            an unknown name.
         TypeError: the flow's items are not Summaries.
     """
-    flow = _flow_of(what)
+    config = config_of(what)() if isinstance(what, str) else what
+    flow = _flow_of(config)
     if total_steps is None and stop_return is None and not isinstance(what, Flow):
         raise ValueError("train needs total_steps or stop_return, or it would never end")
-    if total_steps is not None and total_steps < 1:
-        raise ValueError(f"total_steps must be at least 1, got {total_steps}")
+    if total_steps is not None:
+        check_whole("total_steps", total_steps)
+    if stop_return is not None:
+        check_finite("stop_return", stop_return)
     history: list[Summary] = []
     reason: Literal["solved", "total_steps", "end"] = "end"
     evaluation: Any = None
-    with _records(out) as record, run(flow, backend, seed=seed) as running:
-        for summary in running:
-            _check_item(summary)
-            history.append(summary)
-            record(summary)
-            evaluation = _confirmed(running, summary, stop_return)
+    with _records(out) as files, run(flow, backend, seed=seed) as running:
+        if files is not None:
+            files.settings = _settings(config, running.seed, total_steps=total_steps, stop_return=stop_return)
+        try:
+            for summary in running:
+                _keep(summary, history, files)
+                evaluation = _confirmed(running, summary, stop_return)
+                if observe is not None:
+                    observe(Progress(running, summary, evaluation, history))
+                if evaluation is not None and stop_return is not None and evaluation.mean >= stop_return:
+                    reason = "solved"
+                    break
+                if total_steps is not None and summary.env_steps >= total_steps:
+                    reason = "total_steps"
+                    break
+        except KeyboardInterrupt as interrupt:
+            seen = len(history)
+            _save_before_leaving(running, history, files, out, interrupt)
             if observe is not None:
-                observe(Progress(running, summary, evaluation, history))
-            if evaluation is not None and stop_return is not None and evaluation.mean >= stop_return:
-                reason = "solved"
-                break
-            if total_steps is not None and summary.env_steps >= total_steps:
-                reason = "total_steps"
-                break
+                for summary in history[seen:]:
+                    observe(Progress(running, summary, None, history))
+            raise
         return _result(running, history, reason, evaluation, stop_return, out)
+
+
+def _keep(summary: Any, history: list[Summary], files: RecordFiles | None) -> None:
+    _check_item(summary)
+    history.append(summary)
+    if files is not None:
+        files.write(summary)
+
+
+def _save_before_leaving(
+    running: Run[Summary],
+    history: list[Summary],
+    files: RecordFiles | None,
+    out: str | os.PathLike[str] | None,
+    interrupt: KeyboardInterrupt,
+) -> None:
+    """What came before an interrupt is recorded, and the policy that it led to is saved; a note says so."""
+    try:
+        for _ in range(running.kept):
+            _keep(next(running), history, files)
+        if out is None or not history:
+            return
+        if running.closed:
+            interrupt.add_note("the policy is not saved: a second interrupt closed the run")
+        elif (saved := _saved(running, out)) is not None:
+            interrupt.add_note(f"policy: {saved}")
+    except Exception as error:
+        interrupt.add_note(f"the policy is not saved: {type(error).__name__}: {error}")
+
+
+def _saved(running: Run[Summary], out: str | os.PathLike[str]) -> Path | None:
+    if not running.has_policy:
+        return None
+    from flowrl.rl.saved import save_policy
+
+    return save_policy(Path(out) / POLICY, running.policy_state())
+
+
+def _settings(what: Any, seed: int, **goal: float | None) -> dict[str, Any]:
+    """All that it takes to train again: versions, seed, goal, the algorithm with its settings or else the graph."""
+    start = {"flowrl": flowrl.__version__, "seed": seed, **goal}
+    if isinstance(what, Flow):
+        return {**start, "graph": what.explain().splitlines()}
+    return {**start, "algorithm": f"{type(what).__module__}:{type(what).__qualname__}", "config": what}
 
 
 def _result(
@@ -116,20 +175,14 @@ def _result(
 ) -> TrainResult:
     stats = running.stats()
     policy = running.policy() if running.has_policy else None
-    checkpoint = None
-    if out is not None and running.has_policy:
-        from flowrl.rl.saved import save_policy
-
-        checkpoint = save_policy(Path(out) / POLICY, running.policy_state())
+    checkpoint = None if out is None else _saved(running, out)
     solved = None if stop_return is None else reason == "solved"
     return TrainResult(policy, history, solved, reason, evaluation, checkpoint, stats, running.seed)
 
 
-def _flow_of(what: Config | str | Flow[Summary]) -> Flow[Summary]:
+def _flow_of(what: Any) -> Flow[Summary]:
     if isinstance(what, Flow):
         return what
-    if isinstance(what, str):
-        return config_of(what)().graph()
     graph = getattr(what, "graph", None)
     if isinstance(what, type) or not callable(graph):
         raise TypeError(f"train needs a config (PPOConfig(...)), an algorithm's name or a Flow, got {what!r}")
@@ -171,9 +224,9 @@ def _confirmed(running: Run[Summary], summary: Summary, stop_return: float | Non
 
 
 @contextmanager
-def _records(out: str | os.PathLike[str] | None) -> Iterator[Callable[[Summary], None]]:
+def _records(out: str | os.PathLike[str] | None) -> Iterator[RecordFiles | None]:
     if out is None:
-        yield lambda summary: None
+        yield None
         return
     with RecordFiles(Path(out)) as files:
-        yield files.write
+        yield files

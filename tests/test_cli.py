@@ -184,7 +184,12 @@ def test_graph_options_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture
         ("train ppo --total-steps 9 --env tests.rl.counting_envs:Maze", "has no factory 'Maze'"),
         ("train ppo --total-steps 9 --env-kwargs depth=3", "unexpected keyword argument 'depth'"),
         ("train ppo --total-steps 9 --backend local --minibatch 0", "minibatch"),
-        ("train ppo --total-steps 9 --backend local --num-workers 0", "needs count >= 1, got 0"),
+        ("train ppo --total-steps 9 --backend local --num-workers 0", "num_workers must be at least 1, got 0"),
+        ("train ppo --total-steps 9 --learning-rate nan", "learning_rate must be a finite number, got nan"),
+        ("train ppo --total-steps 9 --discount 1.5", "discount must be at most 1, got 1.5"),
+        ("train ppo --stop-return nan", "--stop-return must be a finite number, got nan"),
+        ("train ppo --total-steps 9 --out README.md/x", "README.md/x cannot be written (Not a directory)"),
+        ("train ppo --total-steps 9 --out /proc/x", "--out: /proc/x cannot be written"),
     ],
 )
 def test_bad_usage_is_one_line(args: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,7 +235,8 @@ def test_out_of_steps_without_a_goal_is_finished(tmp_path: Path, capsys: pytest.
     said = capsys.readouterr()
     assert said.err == ""
     lines = said.out.splitlines()
-    assert "ReportMetrics" in lines[0]
+    assert lines[0] == "seed 0; in this process"
+    assert "ReportMetrics" in lines[1]
     assert any(line.startswith("steps ") and "return 6.0" in line and "kl " in line for line in lines)
     assert any(line.startswith("learner: 1 actor(s), busy") for line in lines)
     assert lines[-2] == f"policy: {tmp_path / 'policy'}"
@@ -290,6 +296,14 @@ def test_an_interrupt_closes_the_run_and_says_what_was_reached(
     assert repr(runs[-1]).startswith("Run(closed")
 
 
+def test_the_seed_that_was_drawn_is_said_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = [*COUNTING, "--backend", "local", "--total-steps", "9"]
+    assert main(["train", "ppo", *args, "--out", str(tmp_path)]) == SOLVED_OR_FINISHED
+    settings = json.loads((tmp_path / "run.json").read_text())
+    assert capsys.readouterr().out.startswith(f"seed {settings['seed']}; in this process\n")
+    assert (settings["config"]["unroll"], settings["total_steps"]) == (12, 9)
+
+
 def test_an_interrupt_before_the_first_result(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -301,9 +315,10 @@ def test_an_interrupt_before_the_first_result(
     assert capsys.readouterr().err == "interrupted before the first result\n"
 
 
-def test_ctrl_c_ends_the_program() -> None:
+def test_ctrl_c_saves_the_policy_and_ends_the_program(tmp_path: Path) -> None:
     """The real signal, in a real process: exit code 130, the last line says what was reached."""
-    command = [sys.executable, "-m", "flowrl.cli", "train", "ppo", *LOCAL, "--total-steps", "100000000"]
+    goal = ["--total-steps", "100000000", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "flowrl.cli", "train", "ppo", *LOCAL, *goal]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -312,8 +327,20 @@ def test_ctrl_c_ends_the_program() -> None:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
     assert process.returncode == INTERRUPTED, err
-    assert out.splitlines()[-1].startswith("interrupted: ")
+    policy, last = out.splitlines()[-2:]
+    assert policy == f"policy: {tmp_path / 'policy'}"
+    newest = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last.startswith(f"interrupted: {newest['env_steps']:,} steps in ")
     assert "Traceback" not in err
+    assert flowrl.load_policy(tmp_path).act([0.0, 0.0]) in (0, 1)
+
+
+def test_a_closed_output_is_no_error(tmp_path: Path) -> None:
+    args = " ".join([*LOCAL, "--total-steps", "9", "--out", str(tmp_path / "run")])
+    command = f"{sys.executable} -m flowrl.cli train ppo {args} <&- >&-"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stderr) == (SOLVED_OR_FINISHED, "")
+    assert (tmp_path / "run" / "policy").is_dir()
 
 
 def test_nobody_reading_on_is_no_error() -> None:
@@ -325,7 +352,9 @@ def test_nobody_reading_on_is_no_error() -> None:
 def test_on_ray_it_is_the_same_command(ray_session: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = [*COUNTING, "--seed", "0", "--total-steps", "200"]
     assert main(["train", "ppo", *args, "--out", str(tmp_path / "ray")]) == SOLVED_OR_FINISHED
-    assert "finished: mean return 6.0" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.startswith("seed 0; starting Ray…\n")
+    assert "finished: mean return 6.0" in said
     assert main(["train", "ppo", *args, "--backend", "local", "--out", str(tmp_path / "local")]) == SOLVED_OR_FINISHED
     weights = [flowrl.load_policy(tmp_path / backend).get_weights() for backend in ("ray", "local")]
     assert (weights[0] == weights[1]).all()

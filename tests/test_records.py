@@ -7,10 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from flowrl.algorithms import PPOConfig
 from flowrl.operators.reporting import Summary
-from flowrl.records import RecordFiles, check_unused
+from flowrl.records import RecordFiles, as_json, check_unused, claim
+from flowrl.rl.spec import PolicySpec
 
 
 def summary(iteration: int, learner: dict[str, dict[str, float]], mean: float = 2.5) -> Summary:
@@ -79,12 +82,38 @@ def test_a_run_that_never_began_leaves_no_record(tmp_path: Path) -> None:
     check_unused(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "metrics.csv", "policy"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "metrics.csv", "run.json", "policy"])
 def test_records_of_another_run_are_kept(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("precious")
     with pytest.raises(FileExistsError, match=f"holds {name} of another run; choose another directory for out"):
         RecordFiles(tmp_path)
     assert (tmp_path / name).read_text() == "precious"
+
+
+def test_the_settings_are_written_with_the_first_summary(tmp_path: Path) -> None:
+    with RecordFiles(tmp_path) as files:
+        files.settings = {"seed": 3, "config": PPOConfig(env=read, env_kwargs={"size": (1, 2)}, policy=PolicySpec())}
+        assert list(tmp_path.iterdir()) == []
+        files.write(summary(1, {}))
+    found = json.loads((tmp_path / "run.json").read_text())
+    assert found["seed"] == 3
+    assert found["config"]["env"] == f"{__name__}:read"
+    assert found["config"]["env_kwargs"] == {"size": [1, 2]}
+    assert found["config"]["policy"] == {"model": None, "hidden": [64, 64], "activation": "tanh"}
+    assert found["config"]["learning_rate"] == PPOConfig().learning_rate
+
+
+def test_what_json_has_no_word_for_is_its_repr() -> None:
+    assert as_json([float("nan"), {1}, b"x", True]) == ["nan", "{1}", "b'x'", True]
+    assert json.dumps(as_json([np.int64(3), np.float32(0.5)])) == "[3, 0.5]"
+
+
+@pytest.mark.parametrize("place", ["afile/run", "dangling"])
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, place: str) -> None:
+    (tmp_path / "afile").write_text("")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(OSError, match=f"{place} cannot be written .*; choose another directory for out"):
+        claim(tmp_path / place)
 
 
 def test_a_file_is_no_directory(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +88,62 @@ def test_out_holds_the_metrics_and_the_policy(tmp_path: Path) -> None:
         train(small(), total_steps=100, out=tmp_path / "run", backend=Local())
 
 
+def test_out_holds_the_settings_and_the_seed_that_was_drawn(tmp_path: Path) -> None:
+    result = train(small(), total_steps=100, stop_return=7, out=tmp_path / "a", backend=Local())
+    settings = json.loads((tmp_path / "a" / "run.json").read_text())
+    assert settings["seed"] == result.seed
+    assert settings["flowrl"] == flowrl.__version__
+    assert (settings["total_steps"], settings["stop_return"]) == (100, 7)
+    assert settings["algorithm"] == "flowrl.algorithms.ppo:PPOConfig"
+    assert settings["config"]["env"] == "tests.rl.counting_envs:Counting"
+    assert settings["config"]["batch_steps"] == 60
+    again = train(small(), total_steps=100, out=tmp_path / "b", backend=Local(), seed=settings["seed"])
+    np.testing.assert_array_equal(again.policy.get_weights(), result.policy.get_weights())
+    flow = small().graph()
+    train(flow, total_steps=100, out=tmp_path / "c", backend=Local())
+    assert json.loads((tmp_path / "c" / "run.json").read_text())["graph"] == flow.explain().splitlines()
+
+
+def press(at: int, summary: Any) -> Any:
+    """Presses Ctrl-C while summary number `at` is under way."""
+    if summary.iteration == at:
+        signal.raise_signal(signal.SIGINT)
+    return summary
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_an_interrupt_saves_what_came_and_the_policy(tmp_path: Path, at: int) -> None:
+    seen: list[Progress] = []
+    flow = small().graph().for_each(partial(press, at))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        train(flow, total_steps=10**6, out=tmp_path, backend=Local(), seed=1, observe=seen.append)
+    assert caught.value.__notes__ == [f"policy: {tmp_path / 'policy'}"]
+    assert seen[-1].run.closed
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["iteration"] for line in lines] == [p.summary.iteration for p in seen] == list(range(1, at + 1))
+    straight = train(small(), total_steps=lines[-1]["env_steps"], backend=Local(), seed=1)
+    np.testing.assert_array_equal(flowrl.load_policy(tmp_path).get_weights(), straight.policy.get_weights())
+
+
+def test_an_interrupt_whose_policy_cannot_be_saved_says_so(tmp_path: Path) -> None:
+    def observe(progress: Progress) -> None:
+        monkeypatch.setattr(Run, "policy_state", lambda self: 1 / 0)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(KeyboardInterrupt) as caught:
+        train(small(), total_steps=10**6, out=tmp_path, backend=Local(), observe=observe)
+    assert caught.value.__notes__ == ["the policy is not saved: ZeroDivisionError: division by zero"]
+
+
+def test_an_interrupt_without_out_adds_nothing() -> None:
+    def observe(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        train(small(), total_steps=10**6, backend=Local(), observe=observe)
+    assert not hasattr(caught.value, "__notes__")
+
+
 def test_a_run_that_cannot_start_may_be_tried_again(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="did you mean 'CartPole-v1'"):
         train(small(env="CartPole-v7"), total_steps=100, out=tmp_path, backend=Local())
@@ -114,6 +173,27 @@ def test_no_goal_is_refused() -> None:
         train(small(), backend=Local())
     with pytest.raises(ValueError, match="total_steps must be at least 1, got 0"):
         train(small(), total_steps=0, backend=Local())
+
+
+@pytest.mark.parametrize("goal", [float("nan"), float("inf"), "475", True, [475]])
+def test_a_goal_that_is_no_number_is_refused_by_name(goal: Any) -> None:
+    with pytest.raises(ValueError, match="total_steps must be an integer of at least 1, got "):
+        train(small(), total_steps=goal, backend=Local())
+    with pytest.raises(ValueError, match="stop_return must be a finite number, got "):
+        train(small(), total_steps=100, stop_return=goal, backend=Local())
+
+
+def test_a_goal_may_be_a_number_of_numpy() -> None:
+    result = train(small(), total_steps=np.int64(50), stop_return=np.float32(9.0), backend=Local())
+    assert (result.reason, result.solved) == ("total_steps", False)
+
+
+@pytest.mark.parametrize("backend", ["local", Local, flowrl.Ray, 3])
+def test_a_backend_that_is_none_is_refused(backend: Any) -> None:
+    flow = small().graph()
+    for start in (lambda: flowrl.run(flow, backend), lambda: train(flow, total_steps=9, backend=backend)):
+        with pytest.raises(TypeError, match=r"run needs a backend, flowrl.Local\(\) or flowrl.Ray\(\), got "):
+            start()
 
 
 @pytest.mark.parametrize("what", [PPOConfig, 3, object()])

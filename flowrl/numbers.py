@@ -1,0 +1,63 @@
+"""Checks of the numbers that users set: each refuses a value by its name and says the range."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+from numbers import Real
+from typing import Any
+
+
+def check_whole(name: str, value: Any, at_least: int = 1) -> None:
+    """Nothing, if the value is an integer (numpy's too) of at least `at_least`.
+
+    Raises:
+        ValueError: it is not; names it.
+    """
+    try:
+        whole = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        whole = None
+    if whole is None:
+        raise ValueError(f"{name} must be an integer of at least {at_least}, got {value!r}")
+    if whole < at_least:
+        raise ValueError(f"{name} must be at least {at_least}, got {value!r}")
+
+
+def check_finite(name: str, value: Any) -> None:
+    """Nothing, if the value is a number, neither NaN nor infinite.
+
+    Raises:
+        ValueError: it is not; names it.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value!r}")
+
+
+def check_fields(
+    config: Any,
+    *,
+    whole: Iterable[str] = (),
+    positive: Iterable[str] = (),
+    not_negative: Iterable[str] = (),
+    fraction: Iterable[str] = (),
+) -> None:
+    """Nothing, if these fields are: integers of at least 1; above 0; at least 0; from 0 to 1.
+
+    Raises:
+        ValueError: one is not; names it.
+    """
+    for name in whole:
+        check_whole(name, getattr(config, name))
+    for name in (*positive, *not_negative, *fraction):
+        check_finite(name, getattr(config, name))
+    for name in positive:
+        if not getattr(config, name) > 0:
+            raise ValueError(f"{name} must be above 0, got {getattr(config, name)!r}")
+    for name in (*not_negative, *fraction):
+        if not getattr(config, name) >= 0:
+            raise ValueError(f"{name} must be at least 0, got {getattr(config, name)!r}")
+    for name in fraction:
+        if not getattr(config, name) <= 1:
+            raise ValueError(f"{name} must be at most 1, got {getattr(config, name)!r}")
