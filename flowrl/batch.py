@@ -101,6 +101,9 @@ class Batch(Mapping[str, Array]):
         steps = self.env_steps
         return Info(env_steps=steps, agent_steps=steps, nbytes=self.nbytes)
 
+    def __flowrl_info__(self) -> Info:
+        return self.info()
+
     def tree(self, path: str) -> Array | dict[str, Array]:
         """The column `path`, or else the columns below it as a dict by their path from there on.
 
@@ -246,6 +249,9 @@ class MultiAgentBatch(Mapping[str, Batch]):
         """The figures that the driver gets, agent steps by policy among them."""
         policies = {policy: batch.env_steps for policy, batch in self._batches.items()}
         return Info(env_steps=self.env_steps, agent_steps=sum(policies.values()), nbytes=self.nbytes, policies=policies)
+
+    def __flowrl_info__(self) -> Info:
+        return self.info()
 
     def with_batches(self, batches: Mapping[str, Batch]) -> MultiAgentBatch:
         """The same steps with the batches of some policies replaced."""

@@ -14,6 +14,7 @@ from flowrl.difference import difference
 from flowrl.engine.failure import InNode
 from flowrl.engine.stage import Stage
 from flowrl.engine.transport import pack, unpack
+from flowrl.errors import add_note
 from flowrl.handles import ActorHandle
 from flowrl.operator import AskOperator, Context, Operator
 from flowrl.ref import Ref
@@ -207,5 +208,5 @@ def _values(results: Sequence[Any]) -> list[Any]:
 def _unwrapped(located: InNode, label: str, where: str) -> BaseException:
     error = located.__cause__
     assert error is not None
-    error.add_note(f"flowrl.testing.check_operator: {label}, {where}")
+    add_note(error, f"flowrl.testing.check_operator: {label}, {where}")
     return error

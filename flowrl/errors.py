@@ -45,6 +45,32 @@ class EndOfStream(Exception):  # noqa: N818  (a signal, like StopIteration)
     """Raised by a source's method: this shard has no further items."""
 
 
+def add_note(error: BaseException, note: str) -> None:
+    """Adds a note to an exception of any class; to be called before it is raised again.
+
+    Raises:
+        OperatorError: the class has no place for notes; tells both, and the exception is its cause.
+    """
+    try:
+        BaseException.add_note(error, note)  # not the class's own, which may do anything
+        return
+    except Exception:
+        notes = error.__dict__.get("__notes__", ())
+    try:  # a frozen dataclass refuses new attributes, and `__notes__` may be anything
+        kept = [*notes] if isinstance(notes, list | tuple) else [str(notes)]
+        BaseException.__setattr__(error, "__notes__", [*kept, note])
+    except Exception:
+        raise OperatorError(f"{type(error).__name__}: {text_of(error)}; {note}") from error
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says: its text, else its repr."""
+    try:
+        return str(error) or repr(error)
+    except BaseException:  # a __str__ may raise even SystemExit, which must not end the process that tells of it
+        return "<its text cannot be made>"
+
+
 class RemoteTraceback(Exception):  # noqa: N818  (only ever a cause)
     """The traceback of an exception as it stood in the actor; the cause of the re-raised exception."""
 

@@ -166,10 +166,10 @@ class ActorHandle(Generic[A]):
         return f"{self.group}[{self.index}]"
 
     @overload
-    def ask(self, method: str, *args: Any, **kwargs: Any) -> Pending[Any]: ...
+    def ask(self, method: str, /, *args: Any, **kwargs: Any) -> Pending[Any]: ...
     @overload
-    def ask(self, method: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> Pending[T]: ...
-    def ask(self, method: Any, *args: Any, **kwargs: Any) -> Pending[Any]:
+    def ask(self, method: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> Pending[T]: ...
+    def ask(self, method: Any, /, *args: Any, **kwargs: Any) -> Pending[Any]:
         """A call of a method (by name, or any function of the actor's object) whose answer can be awaited.
 
         Pendings and Refs among the arguments arrive as values and do not pass through the driver.
@@ -177,10 +177,10 @@ class ActorHandle(Generic[A]):
         return self._live().ask(self, method, args, kwargs)
 
     @overload
-    def tell(self, method: str, *args: Any, **kwargs: Any) -> None: ...
+    def tell(self, method: str, /, *args: Any, **kwargs: Any) -> None: ...
     @overload
-    def tell(self, method: Callable[Concatenate[Any, P], Any], *args: P.args, **kwargs: P.kwargs) -> None: ...
-    def tell(self, method: Any, *args: Any, **kwargs: Any) -> None:
+    def tell(self, method: Callable[Concatenate[Any, P], Any], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
+    def tell(self, method: Any, /, *args: Any, **kwargs: Any) -> None:
         """A call without an answer; if it fails the run raises at its next step, under the method's own name."""
         self._live().tell(self, method, args, kwargs)
 

@@ -51,20 +51,46 @@ class Listed:
 
 
 def deltas_of(node: str, metrics: Mapping[Any, Any]) -> list[Delta]:
-    """The deltas of an Answer's metrics; a plain number is a Last, a key may be (policy, name)."""
+    """The deltas of an Answer's metrics; a plain number is a Last, a key may be (policy, name).
+
+    Raises:
+        TypeError: a key or a value is something else; names it.
+    """
     found: list[Delta] = []
     for key, entry in metrics.items():
-        policy, name = key if isinstance(key, tuple) else (None, key)
+        policy, name = key if isinstance(key, tuple) and len(key) == 2 else (None, key)
         if isinstance(entry, Sum):
-            found.append((node, policy, name, "sum", float(entry.value), 1.0))
+            found.append(_delta(node, policy, name, "sum", entry.value))
         elif isinstance(entry, Mean):
-            found.append((node, policy, name, "mean", float(entry.value), float(entry.weight)))
+            found.append(_delta(node, policy, name, "mean", entry.value, entry.weight))
         elif isinstance(entry, Listed):
-            found.append((node, policy, name, "list", tuple(float(v) for v in entry.values), 1.0))
+            found.append(_delta(node, policy, name, "list", entry.values))
         else:
-            value = entry.value if isinstance(entry, Last) else entry
-            found.append((node, policy, name, "last", float(value), 1.0))
+            found.append(_delta(node, policy, name, "last", entry.value if isinstance(entry, Last) else entry))
     return found
+
+
+def _delta(node: str, policy: Any, name: Any, rule: str, value: Any, weight: Any = 1.0) -> Delta:
+    """A delta, checked where the user's code made it and not where it is merged."""
+    if not isinstance(name, str):
+        raise TypeError(f"a metric's name must be a string, or (policy, name) as the key of an Answer's; got {name!r}")
+    if policy is not None and not isinstance(policy, str):
+        raise TypeError(f"the policy of metric {name!r} must be a string or None, got {policy!r}")
+    if rule == "list":
+        numbers: Any = () if isinstance(value, str) else value
+        return node, policy, name, rule, tuple(_number(name, entry) for entry in numbers), 1.0
+    return node, policy, name, rule, _number(name, value), _number(name, weight)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        if not isinstance(value, str):
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(
+        f"metric {name!r} must be a number, or a rule of flowrl.metrics (Sum, Mean, Last, Listed), got {value!r}"
+    )
 
 
 class Recorder:
@@ -85,19 +111,19 @@ class Recorder:
 
     def add(self, name: str, n: float = 1.0, *, policy: str | None = None) -> None:
         """Adds n to a total."""
-        self._deltas.append((self._node, policy, name, "sum", float(n), 1.0))
+        self._deltas.append(_delta(self._node, policy, name, "sum", n))
 
     def mean(self, name: str, value: float, *, weight: float = 1.0, policy: str | None = None) -> None:
         """Averages a value over the run, by weight."""
-        self._deltas.append((self._node, policy, name, "mean", float(value), float(weight)))
+        self._deltas.append(_delta(self._node, policy, name, "mean", value, weight))
 
     def last(self, name: str, value: float, *, policy: str | None = None) -> None:
         """Keeps the newest value."""
-        self._deltas.append((self._node, policy, name, "last", float(value), 1.0))
+        self._deltas.append(_delta(self._node, policy, name, "last", value))
 
     def list(self, name: str, values: Iterable[float], *, policy: str | None = None) -> None:
         """Appends values; the newest 100 are kept."""
-        self._deltas.append((self._node, policy, name, "list", tuple(float(v) for v in values), 1.0))
+        self._deltas.append(_delta(self._node, policy, name, "list", values))
 
 
 class _Cell:

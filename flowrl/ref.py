@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from flowrl.errors import add_note
 
 if TYPE_CHECKING:
     from flowrl.metrics import Delta
@@ -33,13 +36,16 @@ class Info(NamedTuple):
 
     @staticmethod
     def of(value: object) -> Info:
-        """The Info of a value: a Batch says its own (duck-typed by `info()`), anything else counts nothing."""
-        describe = getattr(value, "info", None)
-        if callable(describe):
-            info = describe()
-            if isinstance(info, Info):
-                return info
-        return Info(nbytes=int(getattr(value, "nbytes", 0) or 0))
+        """The Info of a value: flowrl's batches say their own, anything else counts nothing but its `nbytes`."""
+        own = getattr(type(value), "__flowrl_info__", None)  # by no name that an item of the user's may have
+        if own is not None:
+            info: Info = own(value)
+            return info
+        try:
+            nbytes = getattr(value, "nbytes", 0)
+        except Exception:  # a property of the user's, of which nobody asked
+            nbytes = 0
+        return Info(nbytes=nbytes if isinstance(nbytes, int) and nbytes >= 0 else 0)
 
     @staticmethod
     def total(infos: Iterable[Info]) -> Info:
@@ -81,6 +87,28 @@ class Answer(Generic[T]):
     policy_version: int | None = None
     published: Any = None
     env_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.payload, Answer):
+            raise TypeError("Answer(payload=...) got an Answer; give its payload, and say all the rest in one Answer")
+        if not isinstance(self.metrics, Mapping):
+            raise TypeError(f"Answer(metrics=...) must map names to numbers, got {self.metrics!r}")
+        for name in ("policy_version", "env_steps"):
+            value = getattr(self, name)
+            if value is not None and type(value) is not int:
+                object.__setattr__(self, name, _whole(name, value))
+        if self.env_steps is not None and self.env_steps < 0:
+            raise ValueError(f"Answer(env_steps=...) must be at least 0, got {self.env_steps}")
+
+
+def _whole(name: str, value: Any) -> int:
+    """A whole number of any kind (NumPy's too) as an int."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"Answer({name}=...) must be a whole number or None, got {value!r}") from None
 
 
 class Leaf:
@@ -175,7 +203,7 @@ def apply_deferred(then: Then, value: Any, deltas: list[Delta] | None = None) ->
     try:
         results = list(results_of(then.op, value, ctx))
     except BaseException as error:
-        error.add_note(f"in the deferred node {then.name!r}" + (f", defined at {then.where}" if then.where else ""))
+        add_note(error, f"in the deferred node {then.name!r}" + (f", defined at {then.where}" if then.where else ""))
         raise
     if deltas is not None:
         deltas.extend(ctx.metrics.take())

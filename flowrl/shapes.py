@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 SHOWN = 8  # columns or keys
 
 
 def describe(value: Any) -> str:
-    """`Batch(128, 8): obs f32[4], rewards f32 …`, `ndarray f32(3,)`, `list of 4 × int`."""
-    text = getattr(value, "describe", None)
-    if callable(text) and not isinstance(value, type):
-        return str(text())
+    """`Batch(128, 8): obs f32[4], rewards f32 …`, `ndarray f32(3,)`, `list of 4 × int`; else the name of its type."""
+    try:
+        return _described(value)
+    except Exception:  # an item of the user's may have attributes of these names that are something else
+        return type(value).__name__
+
+
+def _described(value: Any) -> str:
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
     if dtype is not None and shape is not None:
         return f"{type(value).__name__} {dtype}{tuple(shape)}"
@@ -21,10 +26,10 @@ def describe(value: Any) -> str:
         return f"{type(value).__name__} of {len(value)} × {kinds.pop() if len(kinds) == 1 else 'mixed'}"
     leading = getattr(value, "leading", None)
     if isinstance(value, Mapping) and isinstance(leading, tuple):
-        columns = ", ".join(_column(name, array, len(leading)) for name, array in list(value.items())[:SHOWN])
+        columns = ", ".join(_column(name, array, len(leading)) for name, array in islice(value.items(), SHOWN))
         return f"{type(value).__name__}{leading}: {columns}" + (" …" if len(value) > SHOWN else "")
     if isinstance(value, Mapping):
-        return f"{type(value).__name__} with {', '.join(str(key) for key in list(value)[:SHOWN])}"
+        return f"{type(value).__name__} with {', '.join(str(key) for key in islice(value, SHOWN))}"
     return type(value).__name__
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -80,3 +81,20 @@ def test_merging_in_parts_equals_merging_at_once(entries, cut):
     parts.merge(deltas[:cut])
     parts.merge(deltas[cut:])
     assert whole.by_node() == parts.by_node()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "told"),
+    [
+        ({"a": "3"}, "metric 'a' must be a number, or a rule of flowrl.metrics .*, got '3'"),
+        ({"a": None}, "metric 'a' must be a number, or a rule of flowrl.metrics .*, got None"),
+        ({"a": Mean(1.0, "x")}, "metric 'a' must be a number, .* got 'x'"),
+        ({"a": Listed((1.0, [2]))}, r"metric 'a' must be a number, .* got \[2\]"),
+        ({3: 1.0}, "a metric's name must be a string, .* got 3"),
+        ({("p", "a", "b"): 1.0}, r"a metric's name must be a string, .* got \('p', 'a', 'b'\)"),
+        ({(1, "a"): 1.0}, "the policy of metric 'a' must be a string or None, got 1"),
+    ],
+)
+def test_what_is_no_metric_is_named(metrics: dict[Any, Any], told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        deltas_of("node", metrics)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -9,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from flowrl import Batch, Context, Info, Operator, Ref
+from flowrl import Answer, Batch, Context, Info, Operator, Ref
 
 
 @dataclass
@@ -86,3 +87,57 @@ def test_a_reference_is_unchanged_by_then():
     ref = Ref.of(batch(1))
     ref.then(Plus(1))
     assert ref.get()["x"].tolist() == [1]
+
+
+class Foreign:
+    """Has members of the names that batches have, all of them something else."""
+
+    leading = shape = dtype = "x"
+
+    def info(self, text: str) -> None:
+        raise AssertionError("called")
+
+    def describe(self, text: str) -> None:
+        raise AssertionError("called")
+
+    @property
+    def nbytes(self) -> int:
+        raise OSError("gone")
+
+
+class Negative:
+    nbytes = -3
+
+
+@pytest.mark.parametrize("value", [Foreign(), Foreign, logging.getLogger("x"), np.ndarray, Negative(), Batch])
+def test_a_foreign_item_counts_nothing(value: Any) -> None:
+    assert Info.of(value) == Info()
+    assert Ref.of(value).info == Info()
+
+
+def test_an_answer_takes_whole_numbers_of_any_kind() -> None:
+    answer = Answer(1, policy_version=np.int64(3), env_steps=np.int32(0))
+    assert (type(answer.policy_version), answer.policy_version) == (int, 3)
+    assert (type(answer.env_steps), answer.env_steps) == (int, 0)
+    assert Answer(1) == Answer(1, policy_version=None, env_steps=None)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "told"),
+    [
+        (lambda: Answer(1, env_steps=-50), ValueError, r"Answer\(env_steps=...\) must be at least 0, got -50"),
+        (lambda: Answer(1, env_steps=float("nan")), TypeError, r"\(env_steps=...\) must be a whole number .* got nan"),
+        (lambda: Answer(1, env_steps="3"), TypeError, r"\(env_steps=...\) must be a whole number or None, got '3'"),
+        (lambda: Answer(1, env_steps=True), TypeError, r"\(env_steps=...\) must be a whole number or None, got True"),
+        (lambda: Answer(1, policy_version=1.5), TypeError, r"\(policy_version=...\) must be a whole number .* got 1.5"),
+        (
+            lambda: Answer(1, metrics=[("a", 1)]),
+            TypeError,
+            r"Answer\(metrics=...\) must map names to numbers, got",
+        ),
+        (lambda: Answer(Answer(1)), TypeError, r"Answer\(payload=...\) got an Answer; give its payload"),
+    ],
+)
+def test_an_answer_is_checked_where_it_is_made(make: Any, kind: type[Exception], told: str) -> None:
+    with pytest.raises(kind, match=told):
+        make()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NoReturn
 
 from flowrl.engine.failure import ErrorRecord, InNode, travelling
-from flowrl.errors import FlowStalled
+from flowrl.errors import FlowStalled, add_note
 
 if TYPE_CHECKING:
     from flowrl.engine.cursors import Cursor
@@ -29,7 +29,7 @@ def raise_record(
 ) -> NoReturn:
     """Raises what an actor answered, with a note."""
     error = record.exception()
-    error.add_note(_note(places, record.node or node, record.item, shard, record.policy_version, what))
+    add_note(error, _note(places, record.node or node, record.item, shard, record.policy_version, what))
     raise error
 
 
@@ -43,7 +43,7 @@ def raise_located(places: Places, located: InNode) -> NoReturn:
     item = located.item
     shard = ", ".join(handle.name for handle in item.origins) or None
     number = item.number if item.number >= 0 else None
-    told.add_note(_note(places, located.node, number, shard, item.policy_version, None))
+    add_note(told, _note(places, located.node, number, shard, item.policy_version, None))
     raise told
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import cloudpickle
 
-from flowrl.errors import EndOfStream, OperatorError, RemoteError, RemoteTraceback
+from flowrl.errors import EndOfStream, OperatorError, RemoteError, RemoteTraceback, text_of
 from flowrl.operator import ItemId
 
 
@@ -39,16 +39,27 @@ class ErrorRecord:
         if self.pickled is not None:
             try:
                 error = _rebuilt(self.pickled)
-            except Exception:
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # the class's own code runs here, on the driver
                 error = None
         if error is None:
             error = RemoteError(f"{self.type_name}: {self.message} (an exception of this type cannot be pickled)")
-        error.__cause__ = RemoteTraceback(self.traceback)
+        # Not by assignment: a frozen dataclass refuses it.
+        BaseException.__setattr__(error, "__cause__", RemoteTraceback(self.traceback))
         return error
 
 
 def record_of(error: BaseException) -> ErrorRecord:
-    """The record of an exception; an InNode gives the place of its cause."""
+    """The record of an exception; an InNode gives the place of its cause. Never raises, whatever the exception does."""
+    try:
+        return _record_of(error)
+    except BaseException:
+        kind = type(error.__cause__ if isinstance(error, InNode) else error).__qualname__
+        return ErrorRecord(kind, "<nothing more can be told of it>", "", None)
+
+
+def _record_of(error: BaseException) -> ErrorRecord:
     node: str | None = None
     item = ItemId(-1)
     if isinstance(error, InNode):
@@ -59,7 +70,7 @@ def record_of(error: BaseException) -> ErrorRecord:
     error = travelling(error)
     return ErrorRecord(
         type_name=type(error).__qualname__,
-        message=_text_of(error),
+        message=text_of(error),
         traceback=text,
         pickled=_pickled(error),
         node=node,
@@ -80,17 +91,14 @@ def travelling(error: BaseException) -> BaseException:
         return error  # a KeyboardInterrupt too: it ends a run, as it would end a loop
     else:
         told = OperatorError(
-            f"raised {type(error).__name__}({_text_of(error)}), which must not end the process of a run"
+            f"raised {type(error).__name__}({_argument(error)}), which must not end the process of a run"
         )
     told.__cause__ = error
     return told
 
 
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "<its text cannot be made>"
+def _argument(error: BaseException) -> str:
+    return text_of(error) if error.args else ""
 
 
 def _pickled(error: BaseException) -> bytes | None:
@@ -101,14 +109,12 @@ def _pickled(error: BaseException) -> bytes | None:
             notes = getattr(error, "__notes__", None)
             if getattr(again, "__notes__", None) == notes:
                 return packed
-    except Exception:
+    except BaseException:
         packed = b""  # it calls the class with `args`, and a constructor with other parameters refuses them
-    state = {k: v for k, v in getattr(error, "__dict__", {}).items() if k != "__notes__"}
-    notes = list(getattr(error, "__notes__", ()))
     try:
-        packed = cloudpickle.dumps((type(error), error.args, state, notes), 5)
+        packed = cloudpickle.dumps((type(error), error.args, error.__dict__), 5)
         _rebuilt(packed)
-    except Exception:
+    except BaseException:  # a __reduce__ or __str__ may raise even SystemExit
         return None
     return packed
 
@@ -117,13 +123,11 @@ def _rebuilt(packed: bytes) -> BaseException:
     loaded = pickle.loads(packed)
     if isinstance(loaded, BaseException):
         return loaded
-    kind, args, state, notes = loaded
+    kind, args, state = loaded
     error: Any = kind.__new__(kind, *args)
     if not isinstance(error, BaseException):
         raise TypeError(f"{kind!r} does not make exceptions")
-    error.args = args
+    BaseException.__setattr__(error, "args", args)
     error.__dict__.update(state)
-    for note in notes:
-        error.add_note(note)
     str(error)
     return error

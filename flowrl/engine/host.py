@@ -115,7 +115,7 @@ class Host:
     def _sealed(self, record: Record, payload: Any, busy_s: float) -> tuple[bytes, Any]:
         try:
             return pickle.dumps(tuple(record._replace(busy_s=busy_s)), 5), payload
-        except Exception as error:  # metrics that cannot be pickled
+        except BaseException as error:  # something in the record that cannot be pickled
             failure = record_of(error)
             return pickle.dumps(tuple(Record(FAILED, busy_s=busy_s, error=failure)), 5), failure
 
@@ -154,6 +154,8 @@ class Host:
             said = deltas_of(node, answer.metrics)
             deltas.extend(said)
             info_metrics = _plain(said)
+        if published is not None:
+            packed_if_small(published, "published")  # else what cannot be pickled would be lost on its way to the store
         info = Info.of(value)
         info = Info(info.env_steps, info.agent_steps, version, info.nbytes, info_metrics, info.policies)
         record = Record(
@@ -221,7 +223,10 @@ class Shard:
             value, version, said = answer, None, None
             if isinstance(answer, Answer):
                 value, version, said = answer.payload, answer.policy_version, answer.env_steps
-                deltas.extend(deltas_of(self.name, answer.metrics))
+                try:
+                    deltas.extend(deltas_of(self.name, answer.metrics))
+                except Exception as error:
+                    raise InNode(self.name, ItemId(self.pulls - 1)) from error
             made = Info.of(value)
             env_steps = made.env_steps if said is None else said
             agent_steps = made.agent_steps

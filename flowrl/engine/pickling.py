@@ -12,8 +12,10 @@ from typing import Any, ClassVar
 
 import cloudpickle
 
-from flowrl.errors import StartError
+from flowrl.errors import StartError, text_of
 from flowrl.functions import Filter, Function, Tap
+from flowrl.handles import Pending
+from flowrl.ref import Ref
 
 
 def own_copy(op: Any, node: str, where: str) -> Any:
@@ -103,8 +105,13 @@ def pickled(value: Any, owner: str) -> bytes:
 def why_not_pickled(value: Any, name: str, error: BaseException) -> str:
     """What part of a value cannot be pickled, by its path from `name`, and what to do."""
     path, culprit = _culprit(value, name)
+    if isinstance(culprit, Ref | Pending):
+        kind = type(culprit).__name__
+        return (
+            f"{path} is a {kind} inside another value; pass it as an argument of its own, where it arrives as its value"
+        )
     return (
-        f"{path or 'it'} is a {type(culprit).__name__}, which cannot be pickled ({error}); "
+        f"{path or 'it'} is a {type(culprit).__name__}, which cannot be pickled ({text_of(error)}); "
         "make it inside open() or inside the actor instead of holding it"
     )
 
@@ -118,7 +125,9 @@ def _culprit(value: Any, path: str, depth: int = 8) -> tuple[str, Any]:
         for step, child in _children(value):
             try:
                 cloudpickle.dumps(child, 5)
-            except Exception:
+            except KeyboardInterrupt:
+                raise
+            except BaseException:
                 return _culprit(child, path + step, depth - 1)
     return path, value
 

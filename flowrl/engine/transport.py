@@ -46,11 +46,11 @@ def unpack(packed: Packed) -> Any:
     return pickle.loads(packed[0], buffers=packed[1])
 
 
-def packed_if_small(value: Any) -> Packed | None:
+def packed_if_small(value: Any, what: str = "result") -> Packed | None:
     """The packed value if it is small enough to ride in a record, else None; a large array is not copied to find out.
 
     Raises:
-        TypeError: it cannot be pickled; names the attribute path.
+        TypeError: it cannot be pickled; names the attribute path from `what`.
     """
     buffers: list[pickle.PickleBuffer] = []
     try:
@@ -61,7 +61,7 @@ def packed_if_small(value: Any) -> Packed | None:
             inband = cloudpickle.dumps(value, 5, buffer_callback=buffers.append)
         except Exception as error:
             raise TypeError(
-                f"the result cannot be sent from its actor: {why_not_pickled(value, 'result', error)}"
+                f"the {what} cannot be sent from its actor: {why_not_pickled(value, what, error)}"
             ) from error
     if len(inband) + sum(buffer.raw().nbytes for buffer in buffers) > INLINE_BYTES:
         return None

@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from flowrl.errors import add_note
 from flowrl.rl.spaces import check_spaces
 from flowrl.rl.spec import Spaces
 from flowrl.rl.vector import Located, VectorSource, env_seeds
@@ -85,7 +86,7 @@ def make_vector_env(
             contexts = [EnvContext(worker_index, num_workers, i, seed) for i, seed in enumerate(own_seeds)]
             vector = _manufactured(source, contexts, kwargs, autoreset, name)
     except Exception as error:
-        error.add_note(f"while making environment {name} of worker {worker_index}")
+        add_note(error, f"while making environment {name} of worker {worker_index}")
         raise
     try:
         check_spaces(Spaces(vector.single_observation_space, vector.single_action_space), f"environment {name}")
@@ -168,7 +169,7 @@ def _manufactured(
         try:
             made = factory(**kwargs, ctx=ctx) if takes_context else factory(**kwargs)
         except Exception as error:
-            error.add_note(f"in the constructor of environment {ctx.env_index}")
+            add_note(error, f"in the constructor of environment {ctx.env_index}")
             raise
         if isinstance(made, VectorEnv):
             if made.num_envs != len(contexts):

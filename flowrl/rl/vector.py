@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
+from flowrl.errors import add_note
 from flowrl.rl.spec import Spaces
 
 Array = npt.NDArray[Any]
@@ -85,7 +86,7 @@ class Located(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             return self.env.reset(**kwargs)
         except Exception as error:
-            error.add_note(f"in reset of environment {self._index}")
+            add_note(error, f"in reset of environment {self._index}")
             raise
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -94,7 +95,7 @@ class Located(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             obs, reward, terminated, truncated, info = self.env.step(action)
         except Exception as error:
-            error.add_note(f"in environment {self._index}, at step {self._step} of its episode, action {action!r}")
+            add_note(error, f"in environment {self._index}, at step {self._step} of its episode, action {action!r}")
             raise
         if terminated or truncated:
             # Some environments reuse the buffer, and the reset may come before anybody reads it.

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flowrl.batch import Batch
+from flowrl.errors import add_note
 from flowrl.metrics import Listed, Sum
 from flowrl.ref import Answer
 from flowrl.rl.envs import EnvSource, make_vector_env
@@ -106,9 +107,10 @@ class RolloutWorker:
             fragment.check(valid_TN, self._running, before)
             columns = self._columns(fragment, unroll)
         except Exception as error:
-            error.add_note(
+            add_note(
+                error,
                 f"in worker {self._index} of {self._count}, environment {self._source.name} (one of its "
-                f"{self._num_envs}), after {self._steps_taken} vector steps"
+                f"{self._num_envs}), after {self._steps_taken} vector steps",
             )
             raise
         returns, lengths = fragment.episodes(valid_TN, self._running)
@@ -227,7 +229,7 @@ class RolloutWorker:
             rng = np.random.default_rng(child(stream, ACTIONS))
             result = play(self._judge, source, episodes, rng, deterministic=deterministic)
         except Exception as error:
-            error.add_note(f"in an evaluation by worker {self._index}, environment {source.name}")
+            add_note(error, f"in an evaluation by worker {self._index}, environment {source.name}")
             raise
         finally:
             source.close()

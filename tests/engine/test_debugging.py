@@ -1,4 +1,4 @@
-"""On Local the user's code keeps its file and lines, though each shard works on a copy: breakpoints and tracebacks hold."""
+"""On Local the user's code keeps its file and lines, though each shard works on a copy of its own."""
 
 from __future__ import annotations
 

@@ -402,3 +402,71 @@ def test_a_missing_method_is_named(local: Backend) -> None:
     taker = flowrl.actor(Taker, name="taker")
     flow = flowrl.from_actors(counters(), "sample").gather_sync().for_each(Show(taker, "taek"))
     assert "taek" in str(failure_of(flow, local, kind=AttributeError))
+
+
+@dataclass(frozen=True)
+class FrozenError(Exception):
+    """Refuses attributes, notes among them."""
+
+    code: int
+
+
+class QuitsError(Exception):
+    """Would end the process that looks at it."""
+
+    def __reduce__(self) -> Any:
+        raise SystemExit(3)
+
+    __str__ = __repr__ = __reduce__
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_an_exception_that_refuses_attributes_keeps_its_type(local: Backend, parallel: bool) -> None:
+    def refuse(x: int) -> int:
+        raise FrozenError(x)
+
+    source = flowrl.from_actors(counters(), "sample")
+    flow = source.for_each(refuse).gather_sync() if parallel else source.gather_sync().for_each(refuse)
+    error = failure_of(flow, local, kind=FrozenError)
+    assert isinstance(error, FrozenError)
+    assert error.code == 1
+    assert "in node 'refuse'" in note_of(error)
+
+
+def test_an_exception_of_an_actor_that_would_end_its_process(backend: Backend) -> None:
+    flow = flowrl.from_actors(counters(fails=1, make=QuitsError), "sample").gather_sync()
+    error = failure_of(flow, backend, kind=RemoteError)
+    assert "QuitsError: <its text cannot be made>" in str(error)
+    assert "in node 'from_actors'" in note_of(error)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize(("name", "policy"), [(3, None), (["a"], None), ("a", ["p"]), ("a", 1)])
+def test_an_odd_metric_is_told_with_its_node(local: Backend, parallel: bool, name: Any, policy: Any) -> None:
+    @dataclass
+    class Odd(Operator[int, int]):
+        """Records under it."""
+
+        def process(self, value: int, ctx: Context) -> Iterable[int]:
+            ctx.metrics.add(name, policy=policy)
+            yield value
+
+    source = flowrl.from_actors(counters(), "sample")
+    flow = source.for_each(Odd()).gather_sync() if parallel else source.gather_sync().for_each(Odd())
+    error = failure_of(flow, local, kind=TypeError)
+    assert "must be a string" in str(error)
+    assert "in node 'Odd'" in note_of(error)
+
+
+class Wrong:
+    """Answers metrics that are none."""
+
+    def sample(self) -> Answer[int]:
+        return Answer(1, metrics={"loss": [1, 2]})
+
+
+def test_a_wrong_metric_of_an_answer_is_told_with_its_node(local: Backend) -> None:
+    flow = flowrl.from_actors(flowrl.actor(Wrong, name="wrong"), "sample").gather_sync()
+    error = failure_of(flow, local, kind=TypeError)
+    assert str(error).startswith("metric 'loss' must be a number, or a rule of flowrl.metrics")
+    assert "in node 'from_actors'" in note_of(error)

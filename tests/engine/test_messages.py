@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import flowrl
-from flowrl import AskOperator, Context, Flow, Operator, Ref
+from flowrl import Answer, AskOperator, Context, Flow, Operator, Ref
 from flowrl.backends.protocol import Backend
 from flowrl.handles import ActorGroup, Pending
 
@@ -101,9 +101,58 @@ def test_tells_ride_on_the_next_message_in_order(backend: Backend) -> None:
 
 def test_only_the_last_of_held_weights_goes(local: Backend) -> None:
     a, b = ("set_weights", {"policy": "a"}), ("set_weights", {"policy": "b"})
-    with flowrl.run(counted(a, ("note", {}), b, a), local) as run:
+    with flowrl.run(counted(a, b, a), local) as run:
         run.step(1)
-        assert told(run) == [1, ("b", 1), ("a", 1)]
+        assert told(run) == [("b", 1), ("a", 1)]
+
+
+def test_weights_replace_none_across_another_tell(local: Backend) -> None:
+    a: Any = ("set_weights", {"policy": "a"})
+    with flowrl.run(counted(a, ("note", {}), a, a), local) as run:
+        run.step(1)
+        assert told(run) == [("a", 1), 1, ("a", 1)]
+
+
+class Loose(Box):
+    """Whatever its policy is called, and however it is given."""
+
+    def set_weights(self, *args: Any, **kwargs: Any) -> None:
+        self.told.append((args, kwargs))
+
+
+class Placed(Box):
+    """Takes the policy by its place."""
+
+    def set_weights(self, value: Any, policy: Any = None) -> None:
+        self.told.append((policy, value))
+
+
+@dataclass
+class Weights(Operator[int, int]):
+    """Tells each origin weights with a policy by place."""
+
+    policies: tuple[Any, ...]
+
+    def process(self, value: int, ctx: Context) -> Iterable[int]:
+        for number, policy in enumerate(self.policies):
+            ctx.origins[0].tell("set_weights", number, policy)
+        yield value
+
+
+@pytest.mark.parametrize(
+    ("cls", "policies", "expected"),
+    [
+        (Placed, ("a", "b", "a"), [("b", 1), ("a", 2)]),
+        (Placed, (None, None), [(None, 1)]),
+        (Placed, (1, 1), [(1, 0), (1, 1)]),  # no name of a policy: who knows what it is
+        (Loose, ("a", "a"), [((0, "a"), {}), ((1, "a"), {})]),
+    ],
+)
+def test_weights_of_a_policy_by_place(local: Backend, cls: Any, policies: Any, expected: Any) -> None:
+    source = flowrl.from_actors(flowrl.actor(cls, name="boxes"), "sample")
+    with flowrl.run(source.gather_sync().for_each(Weights(policies)), local) as run:
+        run.step(1)
+        assert told(run) == expected
 
 
 def test_tells_by_hand_go_at_once_and_keep_the_order(local: Backend) -> None:
@@ -181,6 +230,20 @@ def test_result_in_time_or_not(local: Backend) -> None:
         assert run.actors["boxes"][0].ask("add", 1, 2).result(timeout_s=10) == 3
 
 
+@pytest.mark.parametrize("late", [float("inf"), 1e300])
+def test_a_timeout_without_end(backend: Backend, late: float) -> None:
+    with flowrl.run(counted(), backend) as run:
+        assert run.actors["boxes"][0].ask("add", 1, 2).result(timeout_s=late) == 3
+
+
+def test_a_timeout_that_is_no_number(backend: Backend) -> None:
+    with flowrl.run(counted(), backend) as run:
+        pending = run.actors["boxes"][0].ask("add", 1, 2)
+        with pytest.raises(ValueError, match=r"timeout_s must be a number of seconds.*got nan"):
+            pending.result(timeout_s=float("nan"))
+        assert pending.result(timeout_s=30) == 3
+
+
 def test_a_pending_that_is_late_stays_out(ray_session: None) -> None:
     with flowrl.run(counted(), flowrl.Ray()) as run:
         (box,) = run.actors["boxes"]
@@ -246,3 +309,85 @@ def test_two_threads_ask_while_the_run_moves(backend: Backend) -> None:
         stats = run.stats()
         assert stats.nodes["run.actors"].messages == 200
         assert stats.nodes["run.actors"].out == 0
+
+
+class Desk:
+    """Has more than methods."""
+
+    size = 3
+
+    @property
+    def papers(self) -> int:
+        return 1
+
+    def sample(self) -> int:
+        return 1
+
+    def _secret(self) -> int:
+        return 2
+
+    def echo(self, /, **kwargs: Any) -> Any:
+        return kwargs
+
+    def echo_one(self, value: Any) -> Any:
+        return value
+
+    def publish(self) -> Answer[int]:
+        return Answer(1, published=threading.Lock(), policy_version=1)
+
+
+class Open(Desk):
+    """Answers to every name."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda: name
+
+
+def desk(cls: Any = Desk) -> Flow[int]:
+    return flowrl.from_actors(flowrl.actor(cls, name="desk"), "sample").gather_sync()
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "told"),
+    [
+        ("ecko", AttributeError, "Desk has no method 'ecko'; it can be asked and told echo"),
+        ("papers", AttributeError, "Desk has no method, but a value, 'papers'; it can be asked and told "),
+        ("size", AttributeError, "Desk has no method, but a value, 'size'; it can be asked and told "),
+        ("_secret", AttributeError, "Desk has a private name '_secret'; it can be asked and told "),
+        (3, TypeError, "named by a string or given as a function, got 3"),
+        (None, TypeError, "named by a string or given as a function, got None"),
+    ],
+)
+@pytest.mark.parametrize("way", ["ask", "tell"])
+def test_what_an_actor_cannot_be_asked_is_refused_on_the_driver(
+    local: Backend, way: str, method: Any, kind: type[Exception], told: str
+) -> None:
+    with flowrl.run(desk(), local) as run:
+        handle = run.actors["desk"][0]
+        with pytest.raises(kind, match=told):
+            getattr(handle, way)(method)
+        assert run.step(1) == [1]
+        assert handle.ask("echo", method=1, self=2).result() == {"method": 1, "self": 2}
+
+
+def test_of_a_class_that_answers_to_every_name_none_is_refused(local: Backend) -> None:
+    with flowrl.run(desk(Open), local) as run:
+        assert run.actors["desk"][0].ask("anything").result() == "anything"
+
+
+def test_a_reference_inside_another_value_is_refused_with_the_remedy(local: Backend) -> None:
+    with flowrl.run(desk(), local) as run:
+        handle = run.actors["desk"][0]
+        pending = handle.ask("sample")
+        for value, kind in ((pending, "Pending"), (pending.ref, "Ref")):
+            told = rf"\['args'\]\[0\]\[1\]\['k'\] is a {kind} inside another value; pass it as an argument of its own"
+            with pytest.raises(TypeError, match=told):
+                handle.ask("echo_one", [0, {"k": value}])
+            assert handle.ask("echo_one", value).result() == 1
+
+
+def test_published_weights_that_cannot_be_sent_are_told(backend: Backend) -> None:
+    with flowrl.run(desk(), backend) as run:
+        pending = run.actors["desk"][0].ask("publish")
+        with pytest.raises(TypeError, match="the published cannot be sent from its actor: published is a lock"):
+            pending.result()

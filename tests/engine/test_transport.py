@@ -29,7 +29,7 @@ from flowrl.engine.transport import (
     unpack,
     unpack_call,
 )
-from flowrl.errors import RemoteError, StartError
+from flowrl.errors import OperatorError, RemoteError, RemoteTraceback, StartError, add_note
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
@@ -220,3 +220,93 @@ class NoTextError(Exception):
 def test_an_exception_without_text_is_told_all_the_same() -> None:
     assert isinstance(record_of(NoTextError()).exception(), RemoteError)
     assert "NoTextError: <its text cannot be made>" in str(record_of(NoTextError()).exception())
+
+
+class QuitsError(Exception):
+    """Ends the process wherever it is looked at."""
+
+    def __reduce__(self) -> Any:
+        raise SystemExit(3)
+
+    def __str__(self) -> str:
+        raise SystemExit(4)
+
+    __repr__ = __str__
+
+
+class QuitsOnArrivalError(Exception):
+    """Ends the process where it arrives, though not where it is checked."""
+
+    here: ClassVar[bool] = True
+
+    def __setstate__(self, state: Any) -> None:
+        if not QuitsOnArrivalError.here:
+            raise SystemExit(5)
+
+
+def test_an_exception_that_would_end_the_process_is_only_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    again = record_of(QuitsError()).exception()
+    assert type(again) is RemoteError
+    assert "QuitsError: <its text cannot be made>" in str(again)
+    error = QuitsOnArrivalError("x")
+    error.code = 1  # type: ignore[attr-defined]  # without state there is no __setstate__
+    record = record_of(error)
+    assert type(record.exception()) is QuitsOnArrivalError
+    monkeypatch.setattr(QuitsOnArrivalError, "here", False)
+    assert type(record.exception()) is RemoteError
+
+
+@dataclass(frozen=True)
+class FrozenError(Exception):
+    """A frozen dataclass, as an exception."""
+
+    code: int
+    where: str = "here"
+
+
+class SealedError(Exception):
+    """Takes no attribute, and no note its own way."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise RuntimeError("sealed")
+
+    def add_note(self, note: str) -> None:
+        raise RuntimeError("no notes")
+
+
+class OddNotesError(Exception):
+    """Its notes are a text."""
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self.__notes__ = "odd"  # type: ignore[assignment]
+
+
+class NoNotesError(Exception):
+    """Has no place for notes at all."""
+
+    __notes__ = property(lambda self: ())  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("error", [FrozenError(3), FrozenError(code=3), SealedError("x"), OddNotesError("x")])
+def test_exceptions_that_refuse_attributes_come_back_and_take_a_note(error: Exception) -> None:
+    again = record_of(error).exception()
+    assert type(again) is type(error)
+    assert (again.args, str(again), repr(again)) == (error.args, str(error), repr(error))
+    assert isinstance(again.__cause__, RemoteTraceback)
+    before = ["odd"] if isinstance(error, OddNotesError) else []
+    add_note(again, "a note")
+    add_note(again, "one more")
+    assert again.__notes__ == [*before, "a note", "one more"]
+
+
+def test_an_exception_without_a_place_for_notes_is_told_in_another() -> None:
+    error = NoNotesError()
+    with pytest.raises(OperatorError, match=r"^NoNotesError: NoNotesError\(\); a note$") as caught:
+        add_note(error, "a note")
+    assert caught.value.__cause__ is error
+
+
+def test_an_exception_without_text_is_told_by_its_repr() -> None:
+    assert record_of(FrozenError(code=3)).message == "FrozenError(code=3, where='here')"
+    assert record_of(ValueError("x")).message == "x"
