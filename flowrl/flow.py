@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 from flowrl import functions, graph
 from flowrl.errors import GraphError
 from flowrl.failures import FailurePolicy, Ignore, Raise, Restart
+from flowrl.given import whole
 from flowrl.operator import AskOperator, Context, Operator
 from flowrl.places import calling_place
 from flowrl.wiring import check_names
@@ -65,9 +66,10 @@ class Flow(Generic[T]):
 
     def take(self, n: int) -> Flow[T]:
         """The first n items, after which upstream is closed."""
-        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+        count = whole(n)
+        if count is None or count < 0:
             raise GraphError(f"take needs n >= 0, got {n!r}")
-        return Flow(graph.Take(upstream=(self._node,), label="take", where=calling_place(), n=n))
+        return Flow(graph.Take(upstream=(self._node,), label="take", where=calling_place(), n=count))
 
     def zip_with_source_actor(self) -> Flow[tuple[ActorHandle[Any], T]]:
         """(handle, item): the actor that each item came from.
@@ -96,7 +98,7 @@ class Flow(Generic[T]):
             overflow=overflow,
         )
         return tuple(
-            Flow(graph.Branch(upstream=(node,), label=f"branch[{i}]", where=node.where, index=i)) for i in range(n)
+            Flow(graph.Branch(upstream=(node,), label=f"branch[{i}]", where=node.where, index=i)) for i in range(node.n)
         )
 
     def by_policy(self, *policy_ids: str, max_lag: int = 8) -> tuple[Flow[Batch], ...]:
@@ -287,6 +289,7 @@ def _called(function: Any, where: str) -> Callable[..., Any]:
 
 
 def _at_least_one(where: str, what: str, n: Any) -> int:
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+    count = whole(n)
+    if count is None or count < 1:
         raise GraphError(f"{where} needs {what} >= 1, got {n!r}")
-    return n
+    return count

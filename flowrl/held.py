@@ -5,19 +5,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from flowrl.handles import ActorGroup
 
 _DEEPEST = 4  # containers, closures and objects within each other
+_WIDEST = 1_000  # entries: a container of more holds data
+_PLAIN = (list, tuple, set, frozenset, dict)
 
 
 def held_groups(op: Any) -> list[ActorGroup[Any]]:
     """The groups in an operator's dataclass fields, each once, in order.
 
-    Also those in tuples, lists, sets and dicts there, and those that a callable there was given: by its closure, by the
-    globals that it names, by functools.partial, or as the object that it is a method of.
+    Also those in tuples, lists, sets and dicts there (of up to 1,000 entries: a longer one holds data) and in other
+    dataclasses, and those that a callable there was given: by its closure, by the globals that it names, by
+    functools.partial, or as the object that it is a method of.
     """
     found: list[ActorGroup[Any]] = []
     if dataclasses.is_dataclass(op):
@@ -36,10 +39,9 @@ def _look(value: Any, depth: int, found: list[ActorGroup[Any]]) -> None:
 
 
 def _inside(value: Any) -> Iterator[Any]:
-    if isinstance(value, list | tuple | set | frozenset):
-        yield from value
-    elif isinstance(value, Mapping):
-        yield from value.values()
+    if type(value) in _PLAIN:
+        if len(value) <= _WIDEST:
+            yield from value.values() if type(value) is dict else value
     elif isinstance(value, types.FunctionType):
         yield from _closed_over(value)
         # Of the globals only groups and containers of them: following other functions would walk whole libraries.
@@ -48,8 +50,11 @@ def _inside(value: Any) -> Iterator[Any]:
         yield from (value.func, value.args, value.keywords)
     elif isinstance(value, types.MethodType):
         yield from (value.__func__, *getattr(value.__self__, "__dict__", {}).values())
-    elif callable(value) and not isinstance(value, type | types.BuiltinFunctionType):
-        yield from getattr(value, "__dict__", {}).values()
+    elif not isinstance(value, type | types.BuiltinFunctionType):
+        if dataclasses.is_dataclass(value):
+            yield from (getattr(value, entry.name, None) for entry in dataclasses.fields(value))
+        if callable(value):
+            yield from getattr(value, "__dict__", {}).values()
 
 
 def _closed_over(function: types.FunctionType) -> Iterator[Any]:

@@ -109,7 +109,7 @@ class Operator(Generic[In, Out]):
         """Makes the run state. Called once a run (and once a shard) on a copy of the operator."""
 
     def process(self, value: Any, ctx: Context) -> Iterable[Any]:
-        """Yields 0..n results for one item."""
+        """Yields 0..n results for one item, all of which are collected before the first of them goes on."""
         raise NotImplementedError(f"{type(self).__name__} must define process(self, value, ctx)")
 
     def finish(self, ctx: Context) -> Iterable[Any]:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from flowrl import graph
 from flowrl.errors import EndOfStream, GraphError
 from flowrl.flow import Flow, ParallelFlow
+from flowrl.given import whole
 from flowrl.handles import ActorGroup, _describe
 from flowrl.places import calling_place
 
@@ -32,16 +33,23 @@ def from_actors(
 
 
 def from_items(items: Sequence[T], *, num_shards: int, repeat: bool = False) -> ParallelFlow[T]:
-    """The items of a sequence, item i in shard i % num_shards; over and over with repeat."""
+    """The items of a sequence, item i in shard i % num_shards; over and over with repeat.
+
+    A shard that is started again after its process died goes on behind the items that have come from it.
+    """
     held = list(items)
-    if isinstance(num_shards, bool) or not isinstance(num_shards, int) or num_shards < 1:
+    shards = whole(num_shards)
+    if shards is None or shards < 1:
         raise GraphError(f"from_items needs num_shards >= 1, got {num_shards!r}")
-    parts = [held[i::num_shards] for i in range(num_shards)]
+    parts = [held[i::shards] for i in range(shards)]
     return _iterated([_ListMaker(part) for part in parts], repeat, "from_items")
 
 
 def from_iterators(makers: Sequence[Callable[[], Iterable[T]]], *, repeat: bool = False) -> ParallelFlow[T]:
-    """A shard for each function that makes an iterable; made anew at its end with repeat."""
+    """A shard for each function that makes an iterable; made anew at its end with repeat.
+
+    A shard that is started again after its process died makes a new one, and skips the items that have come from it.
+    """
     makers = list(makers)
     if not makers:
         raise GraphError("from_iterators needs at least one function that makes an iterable, got none")
@@ -78,15 +86,25 @@ class _ListMaker:
 
 
 class IteratorShard:
-    """The actor behind from_items and from_iterators: one item a call."""
+    """The actor behind from_items and from_iterators: one item a call.
 
-    def __init__(self, makers: Sequence[Callable[[], Iterable[Any]]], repeat: bool, *, index: int = 0):
+    given: how many items an earlier incarnation has given; it goes on behind them.
+    """
+
+    def __init__(self, makers: Sequence[Callable[[], Iterable[Any]]], repeat: bool, *, index: int = 0, given: int = 0):
         self._make, self._repeat = makers[index], repeat
+        self._given = given
         self._iterator: Iterator[Any] = iter(self._make())
         self._fresh = True
 
     def next_item(self) -> Any:
         """The next item of the iterator."""
+        while self._given:
+            self._next()
+            self._given -= 1
+        return self._next()
+
+    def _next(self) -> Any:
         while True:
             try:
                 item = next(self._iterator)

@@ -169,8 +169,23 @@ class _Holds(Operator[Any, Any]):
 LEARNER = actor(Counter, name="global-learner")
 
 
+class _Counted(list[int]):
+    """Data of a type of its own: nobody looks into it."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("looked into")
+
+
+def test_data_is_not_looked_through_for_groups() -> None:
+    many: list[Any] = [*range(1_000), LEARNER]
+    assert graph.held_groups(_Holds(many)) == []
+    assert graph.held_groups(_Holds(many[1:])) == [LEARNER]
+    assert graph.held_groups(_Holds(lambda: many)) == []
+    assert graph.held_groups(_Holds(_Counted())) == []
+
+
 def test_groups_are_found_in_fields_containers_and_closures() -> None:
-    groups = [actors(Counter, count=1, name=f"g{i}") for i in range(9)]
+    groups = [actors(Counter, count=1, name=f"g{i}") for i in range(10)]
     later: Any
 
     def inner(x: Any) -> Any:
@@ -186,6 +201,7 @@ def test_groups_are_found_in_fields_containers_and_closures() -> None:
     assert graph.held_groups(_Holds(functools.partial(double, groups[5], y=groups[6]))) == groups[5:7]
     assert graph.held_groups(_Holds(_Callable(groups[7]))) == [groups[7]]
     assert graph.held_groups(_Holds(_Callable(groups[8]).method)) == [groups[8]]
+    assert graph.held_groups(_Holds(_Holds((groups[9],)))) == [groups[9]]
     assert graph.held_groups(_Holds(42)) == []
     assert graph.held_groups(double) == []
     later = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
+from flowrl.errors import FlowError
+
 if TYPE_CHECKING:
     from flowrl.engine.run import Run
 
@@ -38,6 +40,7 @@ class Handle(Generic[T]):
             TimeoutError: the item at hand took longer than timeout_s; the run still stops after it.
             The run's own exception, where it was stopped by one.
         """
+        self._refuse_within("pause")
         with self._changed:
             if self._wanted == "move":
                 self._wanted = "pause"
@@ -60,6 +63,7 @@ class Handle(Generic[T]):
             TimeoutError: it took longer than timeout_s.
             The run's own exception, where it was stopped by one.
         """
+        self._refuse_within("wait")
         with self._changed:
             if not self._changed.wait_for(lambda: self.count >= count or self.done, timeout_s):
                 raise TimeoutError(f"{self.count} of {count} items have come within {timeout_s} s")
@@ -72,6 +76,7 @@ class Handle(Generic[T]):
             TimeoutError: it took longer than timeout_s.
             The run's own exception, where it was stopped by one.
         """
+        self._refuse_within("join")
         with self._changed:
             if not self._changed.wait_for(lambda: self.done, timeout_s):
                 raise TimeoutError(f"the run has not ended within {timeout_s} s")
@@ -86,6 +91,13 @@ class Handle(Generic[T]):
             return True
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def _refuse_within(self, what: str) -> None:
+        if threading.current_thread() is self._thread:
+            raise FlowError(
+                f"an operator of this run cannot {what} its background: it would wait for itself; call handle.{what}() "
+                "from another thread"
+            )
 
     def _told(self) -> T | None:
         if self.error is not None:

@@ -153,7 +153,8 @@ def _start_body(engine: Engine, name: str, group: ActorGroup[Any], pipelines: Ma
             "seed": engine.seed_of(name, state.index, state.incarnation),
         }
         made = Handed(copied(start, f"group {name!r}")) if in_process else packed
-        return made, {parameter: values[parameter] for parameter in given}
+        filled = {parameter: values[parameter] for parameter in given}
+        return made, {**filled, "given": state.given} if state.resumes else filled
 
     return body
 

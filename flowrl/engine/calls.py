@@ -13,9 +13,10 @@ from flowrl.engine.failure import ErrorRecord, record_of
 from flowrl.engine.host import FAILED, STALE, Record
 from flowrl.engine.interrupts import Interrupts, Mode
 from flowrl.engine.stats import Accounts, NodeStats
-from flowrl.engine.tells import Tell, method_label, together, wire_method
+from flowrl.engine.tells import Tell, collapse_into, method_label, together, wire_method
 from flowrl.engine.transport import item_of, pack_call, unpack
 from flowrl.ref import Info, Leaf, Ref
+from flowrl.sources import IteratorShard
 
 NO_RECORD = Record()
 ANSWERED, LOST, ERROR, OUT = "answered", "lost", "error", "out"
@@ -25,12 +26,12 @@ class ActorState:
     """What the driver knows of one actor: its mailbox of held tells, its incarnation, whether it is up.
 
     up: its object is made. restarting: it died and is on its way up again. alive: neither of the two only where it is
-    gone for good.
+    gone for good. resumes: a new incarnation goes on behind the `given` items that were taken in.
     """
 
     __slots__ = (
-        "actor", "actor_class", "alive", "group", "incarnation", "index", "mail", "published", "pull_messages",
-        "restarting", "shards", "up",
+        "actor", "actor_class", "alive", "given", "group", "incarnation", "index", "mail", "published", "pull_messages",
+        "restarting", "resumes", "shards", "up",
     )  # fmt: skip
 
     def __init__(self, group: str, index: int, actor_class: Any, actor: Any):
@@ -41,6 +42,7 @@ class ActorState:
         self.published: tuple[int, Ref[Any]] | None = None
         self.pull_messages: dict[str, bytes] = {}
         self.shards = 0  # how many sources its object is
+        self.resumes, self.given = actor_class is IteratorShard, 0
 
     @property
     def name(self) -> str:
@@ -140,9 +142,7 @@ class Calls:
                 self._mailed.pop(state, None)
                 self._deliver(state, mail)
                 return
-            if tell.collapse is not None:
-                state.mail = [other for other in state.mail if other.collapse != tell.collapse]
-            state.mail.append(tell)
+            collapse_into(state.mail, tell)
             self._mailed[state] = None
 
     def start(self, state: ActorState, body: Any) -> Call:

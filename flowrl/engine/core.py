@@ -22,12 +22,14 @@ from flowrl.engine.stats import Accounts
 from flowrl.engine.transport import unpack
 from flowrl.engine.view import HandleLink
 from flowrl.errors import ActorDied, FlowError
+from flowrl.given import seconds
 from flowrl.handles import ActorHandle
 from flowrl.metrics import Delta
 from flowrl.operator import ItemId
 from flowrl.ref import Info, Leaf, Ref, resolve
 
 GRACE_S = 3.0  # how long an interrupted operator may still wait for its answer
+CLOSED_MEANWHILE = "this run was closed while it moved"
 
 
 class Engine:
@@ -45,12 +47,18 @@ class Engine:
         self.stages: list[Stage] = []
         self.places: dict[str, NodePlace] = {}
         self.states: dict[str, list[ActorState]] = {}
+        self.closing = False  # from the first moment of closing: what a pull answers then may be cut short
         self.closed = False
         self.patience_s = 2.0
         self._driver: int | None = None  # the thread that moves items now
         self._failures: list[tuple[ErrorRecord, str, ActorState]] = []
 
     # ---------------------------------------------------------------- moving items
+
+    @property
+    def moves_here(self) -> bool:
+        """Whether the calling thread is in the middle of moving an item: it is an operator's code that asks."""
+        return self._driver == threading.get_ident()
 
     def next_value(self) -> tuple[bool, Any]:
         """(True, the next item's value), or (False, None) at the end of the run's flow.
@@ -72,7 +80,7 @@ class Engine:
             self.poll()
             before = self.moved
             got = self._pull()
-            if isinstance(got, Item):
+            if isinstance(got, Item) and not self.closing:
                 return got
             self.poll()
             if got is END:
@@ -125,8 +133,8 @@ class Engine:
     def poll(self) -> None:
         """Raises what has failed since the last poll: interrupts, deaths, calls, tells."""
         self.interrupts.check()
-        if self.closed:
-            raise FlowError("this run was closed while it moved")
+        if self.closing:
+            raise FlowError(CLOSED_MEANWHILE)
         if self._failures:
             record, node, state = self._failures.pop(0)
             raise_record(self.places, record, node, state.name)
@@ -178,9 +186,10 @@ class Engine:
 
         Raises:
             TimeoutError: it was not answered in time; it stays out.
+            ValueError: the timeout is not a number.
             KeyboardInterrupt: it stays out. In an operator only if no answer came within a grace.
         """
-        if self._driver == threading.get_ident():
+        if self.moves_here:
             self._await(call, timeout_s, Mode.ASKING)
         else:
             with self.interrupts:
@@ -189,6 +198,7 @@ class Engine:
             self.raise_failed(call, call.node)
 
     def _await(self, call: Call, timeout_s: float | None, mode: Mode) -> None:
+        timeout_s = seconds(timeout_s)
         until = None if timeout_s is None else self.backend.now() + timeout_s
         interrupted = False
         while not call.done:
@@ -267,6 +277,7 @@ class Engine:
         """
         if self.closed:
             return []
+        self.closing = True
         wait_s = self.patience_s if wait_s is None else wait_s
         problems: list[str] = []
         for stage in self.stages:

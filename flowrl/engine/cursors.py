@@ -113,6 +113,9 @@ class IterateCursor(Cursor):
         try:
             if self._iterator is None:
                 self._iterator = iter(self._make())
+        except BaseException as error:  # a StopIteration too: it is no end of what was never begun
+            raise InNode(self.name, ItemId(-1)) from error
+        try:
             value = next(self._iterator)
         except StopIteration:
             self.closed = True
@@ -154,6 +157,8 @@ class ApplyCursor(Cursor):
             got = self.upstream.pull()
             if type(got) is Item:
                 self._take(got)
+                if not self._ready:  # nothing is under way; it may be long before anything is
+                    self.run.poll()
             elif got is END:
                 if not self.stage.finished:
                     self._keep(self.stage.finish())

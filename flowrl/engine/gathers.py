@@ -17,7 +17,12 @@ from flowrl.ref import Leaf, Ref
 class ShardFeed:
     """One shard as the driver sees it: items that have come and not been given out, calls that are out."""
 
-    __slots__ = ("ended", "handle", "items", "key", "node", "origins", "out", "restarting", "restarts", "state")
+    # fmt: off
+    __slots__ = (
+        "died_at", "empty", "ended", "handle", "items", "key", "node", "origins", "out", "place", "restarting",
+        "restarts", "state",
+    )
+    # fmt: on
 
     def __init__(self, state: ActorState, handle: ActorHandle[Any], key: str, node: str):
         self.state, self.handle, self.key, self.node = state, handle, key, node
@@ -27,6 +32,25 @@ class ShardFeed:
         self.ended = False
         self.restarts = 0
         self.restarting = False
+        self.place = 0  # the answers taken in: of this incarnation, or of all where a new one resumes
+        self.empty = 0  # how many of them have come since the last with an item
+        self.died_at = 0  # the place that no answer had got beyond at the last death
+
+    def answered(self, new: int) -> None:
+        """An answer with so many items was taken in. Deaths are in a row until one gets beyond the last of them."""
+        self.place += 1
+        self.empty += 1
+        if new:
+            self.state.given += self.empty
+            self.empty = 0
+        if self.place >= self.died_at:
+            self.restarts = 0
+
+    def lost(self) -> None:
+        """The shard died: what is out is lost, and what its operators held of the answers without an item."""
+        self.died_at = self.place + max(self.out, 1)  # that which killed it was out, or about to go out
+        self.place = self.place - self.empty if self.state.resumes else 0
+        self.out = self.empty = 0
 
 
 class GatherCursor(Cursor):
@@ -62,7 +86,7 @@ class GatherCursor(Cursor):
                 self.run.fail(call, feed.node)
             return
         self.note_metrics(feed, call)
-        feed.restarts = 0
+        feed.answered(len(call.infos))
         fetch, last = self.run.fetch, len(call.infos) - 1
         for slot, info in enumerate(call.infos):
             ref: Ref[Any] = Ref(Leaf(call, slot), info, fetch)
@@ -84,7 +108,7 @@ class GatherCursor(Cursor):
         for feed in [feed for feed in self.feeds if feed.state is state and not feed.ended]:
             for call in [call for call, owner in self._by_call.items() if owner is feed]:
                 del self._by_call[call]
-            feed.out = 0
+            feed.lost()
             if isinstance(self.policy, Restart) and feed.restarts < self.policy.times:
                 feed.restarts += 1
                 feed.restarting = True

@@ -5,12 +5,14 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # what signal wraps, without the enums that cost 10 µs a call
 import enum
 import signal
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+UNDER_WAY = "flowrl: interrupted, finishing the item at hand; press Ctrl-C again to stop at once\n"
 _MAIN = threading.main_thread().ident
 
 
@@ -84,6 +86,14 @@ class Interrupts:
         if self.noted:
             self._raise(safe=False)
         self.noted = True
+        _say(UNDER_WAY)
         if self._mode is Mode.ASKING:
             self.woke = True
             raise KeyboardInterrupt
+
+
+def _say(line: str) -> None:
+    # There may be no stderr, or the signal may have come in the middle of a write to it.
+    with suppress(AttributeError, OSError, RuntimeError, ValueError):
+        sys.stderr.write(line)
+        sys.stderr.flush()

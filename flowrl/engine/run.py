@@ -13,15 +13,18 @@ from typing import Any, Generic, TypeVar
 from flowrl.backends.protocol import Backend
 from flowrl.engine.background import Handle
 from flowrl.engine.build import build
-from flowrl.engine.core import Engine
+from flowrl.engine.core import CLOSED_MEANWHILE, Engine
 from flowrl.engine.stats import Stats, snapshot
 from flowrl.errors import FlowError, GraphError
 from flowrl.flow import Flow, ParallelFlow
+from flowrl.given import whole
 from flowrl.handles import ActorHandle
 
 T = TypeVar("T")
 _log = logging.getLogger("flowrl")
+LETTING_S = 0.5  # how long another thread that moves the run may take to notice that it is being closed
 CLOSING_S = 2.0  # how long the background thread may take to finish its item
+SEEDS = 2**63  # as many as there are
 INTERRUPTED_S = 0.5  # how long actors may take to finish what they do, where a user waits for the prompt
 
 
@@ -32,6 +35,7 @@ def run(flow: Flow[T], backend: Backend | None = None, *, seed: int | None = Non
     seed: of every random stream in the run; drawn where none is given (`run.seed` says which).
 
     Raises:
+        TypeError: the backend is none, such as a name or a class.
         GraphError: the graph is not whole (columns that nobody adds, names used twice).
         StartError: something cannot be pickled, or resources are missing.
     """
@@ -39,14 +43,17 @@ def run(flow: Flow[T], backend: Backend | None = None, *, seed: int | None = Non
         raise GraphError("a ParallelFlow lives in its shards; gather it (gather_sync, gather_async) before running it")
     if not isinstance(flow, Flow):
         raise GraphError(f"run needs a Flow, got {type(flow).__name__}")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-        raise ValueError(f"seed must be an integer of at least 0, got {seed!r}")
+    if backend is not None and (isinstance(backend, type) or not callable(getattr(backend, "open", None))):
+        raise TypeError(f"run needs a backend, flowrl.Local() or flowrl.Ray(), got {backend!r}")
+    number = None if seed is None else whole(seed)
+    if seed is not None and (number is None or not 0 <= number < SEEDS):
+        raise ValueError(f"seed must be an integer of at least 0 and below 2**63, got {_short(seed)}")
     if backend is None:
         from flowrl.backends.ray import Ray
 
         backend = Ray()
     session = getattr(backend, "for_one_run", None)  # of a backend whose object may serve several runs
-    return Run(build(flow.node, backend if session is None else session(), seed))
+    return Run(build(flow.node, backend if session is None else session(), number))
 
 
 class Run(Iterator[T], Generic[T]):
@@ -88,6 +95,11 @@ class Run(Iterator[T], Generic[T]):
             }
         )
 
+    @property
+    def kept(self) -> int:
+        """How many items came before an interrupt and were not handed out: the next ones, which come at once."""
+        return len(self._kept)
+
     def __iter__(self) -> Run[T]:
         return self
 
@@ -100,6 +112,8 @@ class Run(Iterator[T], Generic[T]):
 
     def advance(self) -> T:
         """The next item; what iteration and the background thread call."""
+        if self._engine.moves_here:
+            raise FlowError("an operator of this run cannot move it: the item at hand is not done; let it return first")
         with self._lock:
             if self._kept:
                 return self._kept.popleft()
@@ -113,6 +127,9 @@ class Run(Iterator[T], Generic[T]):
             try:
                 more, value = engine.next_value()
             except BaseException as error:
+                if engine.closing and isinstance(error, Exception):  # by another thread, whatever it made of the item
+                    self._finalizer()
+                    raise FlowError(CLOSED_MEANWHILE) from (None if isinstance(error, FlowError) else error)
                 if not (isinstance(error, KeyboardInterrupt) and interrupts.safe):
                     self._stopped_by = f" (it was stopped by {type(error).__name__})"
                     self._finalizer()
@@ -130,12 +147,13 @@ class Run(Iterator[T], Generic[T]):
 
     def step(self, n: int = 1) -> list[T]:
         """The next n items; fewer where the flow ends. Interrupted, it keeps what has come for the next step."""
-        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+        count = whole(n)
+        if count is None or count < 0:
             raise ValueError(f"step needs n >= 0, got {n!r}")
         items: list[T] = []
         try:
             with self._engine.interrupts:  # once for all items: to set a signal's handler costs more than a small item
-                while len(items) < n:
+                while len(items) < count:
                     items.append(next(self))
         except StopIteration:
             pass
@@ -149,6 +167,8 @@ class Run(Iterator[T], Generic[T]):
         """Moves the run on in a thread while other code goes on; the handle pauses, resumes and stops it."""
         if self._background is not None and self._background.driving:
             raise FlowError("this run moves on in the background already")
+        if self._background is not None:
+            self._background.stop()  # it rests: its thread ends
         self._background = Handle(self)
         return self._background
 
@@ -229,7 +249,13 @@ class Run(Iterator[T], Generic[T]):
             if self._finalizer.detach() is not None:
                 _close(self._engine, wait_s=0.0)
             background.stop(CLOSING_S)
-        self._finalizer()
+        self._engine.closing = True
+        moves_on = not self._lock.acquire(timeout=LETTING_S)  # of another thread, which stops at its next poll
+        try:
+            self._finalizer()
+        finally:
+            if not moves_on:
+                self._lock.release()
 
     def _ask(self, state: Any, method: str) -> Any:
         return self._engine.handle(state, f"run.{method}", held=False).ask(method).result()
@@ -247,6 +273,11 @@ class Run(Iterator[T], Generic[T]):
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self._engine.accounts.env_steps:,} env steps"
         return f"Run({state}, seed={self.seed}, {self._engine.backend!r})"
+
+
+def _short(value: Any) -> str:
+    long = isinstance(value, int) and value.bit_length() > 128
+    return f"one of {value.bit_length()} bits" if long else repr(value)
 
 
 def _close(engine: Engine, wait_s: float | None = None) -> None:

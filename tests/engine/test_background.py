@@ -71,6 +71,35 @@ def test_join_waits_for_the_end(backend: Backend) -> None:
         assert run.step() == []
 
 
+@pytest.mark.parametrize("act", ["pause", "join", "wait"])
+def test_an_operator_does_not_wait_for_its_own_thread(local: Backend, act: str) -> None:
+    held: dict[str, Any] = {}
+    ready = threading.Event()
+
+    def wait_for_itself(x: int) -> int:
+        ready.wait(LONG_S)
+        getattr(held["handle"], act)(*([10] if act == "wait" else []))
+        return x
+
+    run = flowrl.run(flow().for_each(wait_for_itself), local)
+    held["handle"] = handle = run.background()
+    ready.set()
+    with pytest.raises(FlowError, match=f"an operator of this run cannot {act} its background"):
+        handle.join(LONG_S)
+    run.close()
+
+
+def test_a_new_handle_ends_the_thread_of_a_paused_one(local: Backend) -> None:
+    run = flowrl.run(flow(), local)
+    first = run.background()
+    first.pause(LONG_S)
+    second = run.background()
+    assert not first._thread.is_alive()
+    second.wait(first.count + 3, LONG_S)
+    run.close()
+    assert not second._thread.is_alive()
+
+
 def test_errors_surface_wherever_one_waits(local: Backend) -> None:
     run = flowrl.run(flow(fails=4), local)
     handle = run.background()

@@ -11,7 +11,7 @@ import pytest
 
 from flowrl import AskOperator, Context, Flow, Local, Operator, Pending, Ref, Restart, from_actors, from_items, run
 from flowrl import from_iterable as iterable
-from flowrl.errors import ActorDied, GraphError
+from flowrl.errors import ActorDied, EndOfStream, GraphError, OperatorError
 from flowrl.handles import ActorGroup
 from flowrl.testing import Delayed, Virtual
 from tests.engine.shards import Counter, Echo, TellOrigin, counters
@@ -27,6 +27,16 @@ def numbers(n: int = 10**9) -> Flow[int]:
 def test_a_chain_on_the_driver() -> None:
     flow = numbers(10).filter(lambda x: x % 2).for_each(lambda x: [x] * x).flatten().batch(4)
     assert list(run(flow, Local())) == [[1, 3, 3, 3], [5, 5, 5, 5], [5, 7, 7, 7], [7, 7, 7, 7], [9] * 4, [9] * 4, [9]]
+
+
+@pytest.mark.parametrize("error", [StopIteration, EndOfStream])
+def test_an_iterable_that_cannot_be_made_is_no_empty_one(error: type[Exception]) -> None:
+    def make() -> Iterator[int]:
+        raise error("nothing to open")
+
+    with pytest.raises(OperatorError, match="would have ended the stream silently") as caught:
+        list(run(iterable(make), Local()))
+    assert "in node 'from_iterable'" in "".join(caught.value.__notes__)
 
 
 def test_what_batch_holds_comes_out_at_the_end_and_only_once() -> None:

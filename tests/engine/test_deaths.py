@@ -135,6 +135,42 @@ def test_a_constructor_that_kills_gives_up_after_n(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def poisoned(x: int) -> int:
+    """The same; 3 kills."""
+    if x == 3:
+        os._exit(1)
+    return x
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_item_that_kills_every_time_is_given_up_and_none_before_it_comes_twice(mode: str) -> None:
+    source = flowrl.from_items(range(6), num_shards=1).for_each(poisoned)
+    policy = Restart(1, backoff_s=0.01)
+    run = flowrl.run(
+        source.gather_sync(on_failure=policy) if mode == "sync" else source.gather_async(on_failure=policy),
+        flowrl.Ray(),
+    )
+    items: list[int] = []
+    with pytest.raises(ActorDied, match="died after 1 restarts"):
+        items.extend(run)  # keeps those before the error
+    assert items == [0, 1, 2]
+
+
+def test_a_killed_iterator_goes_on_behind_its_items() -> None:
+    with flowrl.run(flowrl.from_items(range(8), num_shards=2).for_each(with_pid).gather_sync(), flowrl.Ray()) as run:
+        first = run.step(4)
+        os.kill(first[0][1], signal.SIGKILL)
+        rest = list(run)
+    assert [x for x, _ in first + rest] == list(range(8))
+    assert rest[0][1] != first[0][1]
+    assert run.stats().groups["from_items-shards"].deaths == 1
+
+
+def with_pid(x: int) -> tuple[int, int]:
+    """The item and the process that it comes from."""
+    return x, os.getpid()
+
+
 def test_raise_stops_the_run(tmp_path: Path) -> None:
     run = flowrl.run(gathered(mortals(tmp_path, dies_at=2), "async", Raise()), flowrl.Ray())
     with pytest.raises(ActorDied, match=r"mortals\[0\] died: .*on_failure=Raise\(\)"):

@@ -242,11 +242,46 @@ def test_restart_gives_up_after_so_many_deaths_in_a_row() -> None:
         r.step(100)
 
 
-def test_an_answer_starts_the_count_of_restarts_anew() -> None:
+def test_a_shard_that_outlives_its_last_death_starts_the_count_of_restarts_anew() -> None:
     flow = from_actors(counters(1), "next_item").gather_sync(on_failure=Restart(1, backoff_s=0.0))
-    with run(flow, Delayed(0, die=dies("workers[0]", 3, 6, 9, 12))) as r:
+    with run(flow, Delayed(0, die=dies("workers[0]", 3, 8, 14, 21))) as r:  # the pulls 3, 4, 5 and 6 of each life
         r.step(20)
         assert r.stats().groups["workers"].deaths == 4
+
+
+@pytest.mark.parametrize("gather", ["gather_sync", "gather_async"])
+def test_a_shard_that_always_dies_at_the_same_pull_is_given_up(gather: str) -> None:
+    flow = getattr(from_actors(counters(1), "next_item"), gather)(on_failure=Restart(2, backoff_s=0.0))
+    backend = Delayed(0, die=dies("workers[0]", 3, 7, 11))  # the third pull of each life
+    with run(flow, backend) as r, pytest.raises(ActorDied, match=r"workers\[0\] died after 2 restarts"):
+        r.step(20)
+
+
+@pytest.mark.parametrize("gather", ["gather_sync", "gather_async"])
+@pytest.mark.parametrize("repeat", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_restarted_iterator_goes_on_behind_its_items(gather: str, repeat: bool, seed: int) -> None:
+    source = from_items(range(12), num_shards=2, repeat=repeat).batch(2)
+    flow = getattr(source, gather)(on_failure=Restart(2, backoff_s=1.0)).take(12 if repeat else 6)
+    with run(flow, Delayed(seed, die=dies("from_items-shards[1]", 4, 8))) as r:
+        batches = list(r)
+        assert r.stats().groups["from_items-shards"].deaths >= 1
+    for odd in (0, 1):
+        items = [item for batch in batches for item in batch if item % 2 == odd]
+        assert items == (list(range(odd, 12, 2)) * 4)[: len(items)]
+        assert repeat or len(items) == 6
+
+
+def test_an_item_that_kills_its_shard_every_time_ends_the_run() -> None:
+    # The item behind the first three: pull 4 of the first life, and the first of all others, which resume there.
+    flow = from_items(range(9), num_shards=1).gather_sync(on_failure=Restart(2, backoff_s=0.0))
+    items: list[int] = []
+    with (
+        run(flow, Delayed(0, die=lambda name, n: name == "from_items-shards[0]" and n in (4, 6, 8))) as r,
+        pytest.raises(ActorDied, match="died after 2 restarts"),
+    ):
+        items.extend(r)  # keeps those before the error
+    assert items == [0, 1, 2]
 
 
 @pytest.mark.parametrize("gather", ["gather_sync", "gather_async"])

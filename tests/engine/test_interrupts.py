@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -82,6 +83,34 @@ def test_items_come_exactly_once_however_often_one_interrupts(backend: Backend, 
         assert not run.closed
     assert items == list(range(20))
     assert interrupts == 4
+
+
+def test_the_first_interrupt_says_what_it_waits_for(local: Backend, capfd: pytest.CaptureFixture[str]) -> None:
+    with flowrl.run(numbers(3, {1}), local) as run, pytest.raises(KeyboardInterrupt):
+        run.step(3)
+    said = capfd.readouterr().err
+    assert said == "flowrl: interrupted, finishing the item at hand; press Ctrl-C again to stop at once\n"
+
+
+def test_an_interrupt_without_a_stderr(local: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with flowrl.run(numbers(3, {1}), local) as run:
+        with pytest.raises(KeyboardInterrupt):
+            run.step(3)
+        assert run.step(3) == [0, 1, 2]
+
+
+def test_a_filter_that_lets_nothing_pass_is_interrupted(local: Backend) -> None:
+    def strike(x: int) -> bool:
+        if x == 5:
+            signal.raise_signal(signal.SIGINT)
+        assert x < 10, "nobody listens"
+        return False
+
+    with flowrl.run(flowrl.from_iterable(itertools.count).filter(strike), local) as run:
+        with pytest.raises(KeyboardInterrupt):
+            next(run)
+        assert not run.closed  # between two items
 
 
 def test_an_interrupt_at_the_very_end_is_raised_too(local: Backend) -> None:

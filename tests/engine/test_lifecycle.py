@@ -11,6 +11,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -173,6 +174,79 @@ def test_a_closed_run_says_so(local: Backend) -> None:
     assert repr(run).startswith("Run(closed")
 
 
+@pytest.mark.parametrize("tail", ["plain", "batch", "fails"])
+def test_a_run_closed_by_another_thread_does_not_look_complete(local: Backend, tail: str) -> None:
+    """What comes out of a pull in which the run is closed, its end too, is cut short."""
+    closers: list[threading.Thread] = []
+
+    def close_elsewhere(x: int) -> int:
+        if x == 3:
+            closers.append(threading.Thread(target=run.close))
+            closers[0].start()
+            while not run._engine.closing:
+                threading.Event().wait(0.001)
+            if tail == "fails":
+                raise LookupError("it was closed under me")
+        return x
+
+    flow = flowrl.from_iterable(lambda: range(10)).for_each(close_elsewhere)
+    run = flowrl.run(flow.batch(100) if tail == "batch" else flow, local)
+    items: list[Any] = []
+    with pytest.raises(FlowError, match="this run was closed while it moved") as caught:
+        items.extend(run)  # keeps those before the error
+    closers[0].join(30)
+    assert run.closed
+    assert items == ([] if tail == "batch" else [0, 1, 2])
+    assert isinstance(caught.value.__cause__, LookupError if tail == "fails" else type(None))
+    with pytest.raises(FlowError, match="this run is closed"):
+        next(run)
+
+
+def test_closing_waits_only_so_long_for_the_thread_that_moves(local: Backend) -> None:
+    go, inside = threading.Event(), threading.Event()
+    caught: list[BaseException] = []
+
+    def hold(x: int) -> int:
+        inside.set()
+        go.wait(30)
+        return x
+
+    def move() -> None:
+        try:
+            list(run)
+        except FlowError as error:
+            caught.append(error)
+
+    run = flowrl.run(flowrl.from_iterable(lambda: range(10)).for_each(hold), local)
+    mover = threading.Thread(target=move)
+    mover.start()
+    assert inside.wait(30)
+    run.close()  # it is in the middle of an item, and stays there
+    assert run.closed
+    go.set()
+    mover.join(30)
+    assert [str(error) for error in caught] == ["this run was closed while it moved"]
+
+
+def test_an_operator_does_not_move_its_own_run(local: Backend) -> None:
+    def step(x: int) -> int:
+        return x + sum(run.step(1))
+
+    run = flowrl.run(sources().for_each(step), local)
+    with pytest.raises(FlowError, match="an operator of this run cannot move it") as caught:
+        next(run)
+    assert "in node 'step'" in "".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("number", [np.int64, np.uint8])
+def test_numpys_integers_are_integers(local: Backend, number: Any) -> None:
+    with flowrl.run(sources().take(number(3)), local, seed=number(7)) as run:
+        assert run.seed == 7
+        assert type(run.seed) is int
+        assert len(run.step(number(2))) == 2
+        assert len(list(run)) == 1
+
+
 def test_the_end_stays_the_end(local: Backend) -> None:
     run = flowrl.run(sources().take(2), local)
     assert list(run) == [1, 2]
@@ -212,9 +286,9 @@ def test_a_seed_is_drawn_where_none_is_given_and_gives_the_same_again(local: Bac
         assert other.step(2) != first
 
 
-@pytest.mark.parametrize("seed", [-1, 1.5, True, "7"])
+@pytest.mark.parametrize("seed", [-1, 1.5, True, "7", 2**63, 2**4000])
 def test_a_seed_that_is_none(local: Backend, seed: Any) -> None:
-    with pytest.raises(ValueError, match="seed must be an integer of at least 0, got"):
+    with pytest.raises(ValueError, match=r"seed must be an integer of at least 0 and below 2\*\*63, got .{1,40}$"):
         flowrl.run(sources(), local, seed=seed)
 
 
