@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from flowrl.rl.inference import Inference
 from flowrl.rl.spaces import action_offset, obs_dtype
-from flowrl.rl.vector import VectorSource
+from flowrl.rl.vector import VectorSource, child
 
+EVALUATION_KEY = 0x6576616C  # keeps evaluation with seed s apart from training with seed s
+ENVS, ACTIONS = range(2)  # an evaluation's streams of random numbers
 # 97.5% points of Student's t for 1 to 9 degrees of freedom.
 STUDENT_T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
 
@@ -33,6 +36,14 @@ class Evaluation:
                 f"an Evaluation needs a return and a length of each episode and at least one episode, "
                 f"got {len(self.returns)} returns and {len(self.lengths)} lengths"
             )
+
+    @staticmethod
+    def concat(evaluations: Sequence[Evaluation]) -> Evaluation:
+        """All episodes of several evaluations as one."""
+        return Evaluation(
+            tuple(value for one in evaluations for value in one.returns),
+            tuple(value for one in evaluations for value in one.lengths),
+        )
 
     @property
     def episodes(self) -> int:
@@ -79,6 +90,31 @@ def quotas(episodes: int, num_envs: int) -> list[int]:
     if episodes < 1:
         raise ValueError(f"episodes must be at least 1, got {episodes}")
     return [episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)]
+
+
+def evaluate(
+    net: Inference,
+    make: Callable[[np.random.SeedSequence], VectorSource],
+    episodes: int,
+    stream: np.random.SeedSequence,
+    *,
+    deterministic: bool,
+    who: str,
+) -> Evaluation:
+    """An Evaluation on environments made for it from `stream`, which is all that its chance depends on, and closed.
+
+    Raises:
+        Whatever an environment raises, with a note of `who` evaluated.
+    """
+    source = make(child(stream, ENVS))
+    try:
+        rng = np.random.default_rng(child(stream, ACTIONS))
+        return play(net, source, episodes, rng, deterministic=deterministic)
+    except Exception as error:
+        error.add_note(f"in {who}, environment {source.name}")
+        raise
+    finally:
+        source.close()
 
 
 def play(

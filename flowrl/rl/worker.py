@@ -10,21 +10,22 @@ import numpy as np
 import numpy.typing as npt
 
 from flowrl.batch import Batch
-from flowrl.metrics import Listed, Sum
+from flowrl.metrics import Listed, Moments, Sum
 from flowrl.ref import Answer
 from flowrl.rl.envs import EnvSource, make_vector_env
 from flowrl.rl.envstate import freeze, thaw
-from flowrl.rl.evaluation import Evaluation, play
+from flowrl.rl.evaluation import EVALUATION_KEY, Evaluation, evaluate
 from flowrl.rl.fragment import Fragment, Running
 from flowrl.rl.inference import Inference, Unroll, make_inference
+from flowrl.rl.normalize import RewardScaling, RunningMoments
 from flowrl.rl.spaces import action_offset, obs_dtype
 from flowrl.rl.spec import PolicySpec, Spaces
 from flowrl.rl.vector import VectorSource, child
+from flowrl.rl.wrappers import EnvOptions
 
 POLICY = "default"
 COLUMNS = frozenset(("obs", "actions", "rewards", "terminated", "truncated", "valid", "logp", "values", "next_values"))
-ENVS, ACTIONS, WEIGHTS, EVALUATION = range(4)  # the worker's streams of random numbers, below its seed
-EVALUATION_KEY = 0x6576616C  # keeps evaluation with seed s apart from training with seed s
+ENVS, ACTIONS, WEIGHTS = range(3)  # the worker's streams of random numbers, below its seed
 
 
 class RolloutWorker:
@@ -36,6 +37,10 @@ class RolloutWorker:
         steps: T, the steps of a fragment.
         num_envs: N, the copies that are stepped together.
         env_kwargs: keyword arguments of the environment.
+        env_options: wrappers, frame skip and stack, how the copies are stepped (`flowrl.rl.wrappers.EnvOptions`).
+        reward_clip: rewards are clipped to ±reward_clip for training, after they were normalized.
+        normalize_rewards: a discount; rewards are divided by the standard deviation of the return under it
+            (`flowrl.rl.normalize.RewardScaling`).
         next_obs: whether batches have the column `next_obs`.
         index, count: which worker of how many; the engine gives them.
         seed: of all its random numbers (a SeedSequence is taken as this worker's own stream, an
@@ -56,14 +61,20 @@ class RolloutWorker:
         steps: int = 128,
         num_envs: int = 1,
         env_kwargs: Mapping[str, Any] | None = None,
+        env_options: EnvOptions = EnvOptions(),  # noqa: B008  (frozen)
+        reward_clip: float | None = None,
+        normalize_rewards: float | None = None,
         next_obs: bool = False,
         index: int = 0,
         count: int = 1,
         seed: int | np.random.SeedSequence | None = None,
     ):
-        if steps < 1:
-            raise ValueError(f"steps must be at least 1, got {steps}")
-        self._env, self._env_kwargs, self._index, self._count = env, env_kwargs, index, count
+        for name, number in (("steps", steps), ("num_envs", num_envs)):
+            if number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}")
+        self._env, self._env_kwargs, self._env_options = env, env_kwargs, env_options
+        self._index, self._count = index, count
+        self._rewards = RewardScaling(num_envs, normalize_rewards, reward_clip)
         self._steps, self._num_envs, self._next_obs = steps, num_envs, next_obs
         self._stream = (
             seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed, spawn_key=(index,))
@@ -86,11 +97,12 @@ class RolloutWorker:
     def sample(self) -> Answer[Batch]:
         """One time-major fragment (T, N) that goes on where the last one ended.
 
-        Columns: obs, actions (indices 0..A-1, whatever `Discrete.start`), rewards (raw), terminated,
-        truncated, valid, logp (of the mixture with uniform actions if epsilon is not 0), values,
-        next_values (of the state that followed: at an episode's end V of the final observation), and
-        next_obs if asked for. Metrics: episode_return and episode_length of the episodes that ended,
-        raw, and their number. The version is that of the weights, env_steps counts valid rows.
+        Columns: obs, actions (indices 0..A-1, whatever `Discrete.start`), rewards (normalized and clipped
+        as asked for), terminated, truncated, valid, logp (of the mixture with uniform actions if epsilon is
+        not 0), values, next_values (of the state that followed: at an episode's end V of the final
+        observation), and next_obs if asked for. Metrics: episode_return and episode_length of the episodes
+        that ended, raw, and their number; frames, where a step takes several; reward_moments, where rewards
+        are normalized. The version is that of the weights, env_steps counts valid rows.
 
         Raises:
             FloatingPointError: a reward, an observation or the policy's output is not finite.
@@ -113,19 +125,28 @@ class RolloutWorker:
             raise
         returns, lengths = fragment.episodes(valid_TN, self._running)
         self._obs_N = fragment.obs_SN[-1]
+        metrics = {"episode_return": Listed(returns), "episode_length": Listed(lengths), "episodes": Sum(len(returns))}
+        env_steps = int(np.count_nonzero(valid_TN))
+        if self._source.frame_skip > 1:
+            metrics["frames"] = Sum(env_steps * self._source.frame_skip)
+        if self._rewards.active:
+            columns["rewards"] = self._scaled(fragment, valid_TN, metrics)
         return Answer(
-            Batch({**columns, "valid": valid_TN}, time_major=True),
-            metrics={
-                "episode_return": Listed(returns),
-                "episode_length": Listed(lengths),
-                "episodes": Sum(len(returns)),
-            },
-            policy_version=self._version,
-            env_steps=int(np.count_nonzero(valid_TN)),
+            Batch({**columns, "valid": valid_TN}, time_major=True), metrics, self._version, env_steps=env_steps
         )
+
+    def _scaled(
+        self, fragment: Fragment, valid_TN: npt.NDArray[np.bool_], metrics: dict[str, Any]
+    ) -> npt.NDArray[np.float32]:
+        done_TN = fragment.terminated_TN | fragment.truncated_TN
+        rewards_TN, added = self._rewards.scale(fragment.rewards_TN, done_TN, valid_TN)
+        if added is not None:
+            metrics["reward_moments"] = Moments(added.count, float(added.mean), float(added.m2))
+        return rewards_TN.astype(np.float32)
 
     def _first_obs(self) -> npt.NDArray[Any]:
         self._running = Running.fresh(self._num_envs)
+        self._rewards.begin()
         obs_N = self._source.reset(self._steps_taken).astype(self._obs_dtype)
         if obs_N.dtype.kind == "f" and not np.isfinite(obs_N).all():
             n, *at = (int(i) for i in np.argwhere(~np.isfinite(obs_N))[0])
@@ -170,7 +191,8 @@ class RolloutWorker:
         """Takes flat weights and their version; a copy is kept. `policy`: only "default" for now.
 
         Raises:
-            ValueError: a policy that this worker does not have, another length than the policy's (names both), or numbers that are not finite.
+            ValueError: a policy that this worker does not have, another length than the policy's (names both),
+                or numbers that are not finite.
         """
         self._check_policy(policy)
         self._net.set_weights(flat)
@@ -197,6 +219,10 @@ class RolloutWorker:
         self._check_policy(policy)
         self._epsilon = float(value)
 
+    def set_reward_moments(self, count: float, mean: float, m2: float) -> None:
+        """Takes the moments of the whole run's discounted returns, by which rewards are normalized from now on."""
+        self._rewards.moments = RunningMoments(int(count), np.array(mean), np.array(m2))
+
     def _check_policy(self, policy: str | None) -> None:
         if policy not in (None, POLICY):
             raise ValueError(f"this worker has the policy {POLICY!r} only, got {policy!r}")
@@ -221,15 +247,8 @@ class RolloutWorker:
             self._judge, _ = make_inference(self._spec, self._source.spaces)
         self._judge.set_weights(self._flat if weights is None else weights)
         stream = np.random.SeedSequence(seed, spawn_key=(EVALUATION_KEY,))
-        source = self._make_source(child(stream, ENVS))
-        try:
-            rng = np.random.default_rng(child(stream, ACTIONS))
-            result = play(self._judge, source, episodes, rng, deterministic=deterministic)
-        except Exception as error:
-            error.add_note(f"in an evaluation by worker {self._index}, environment {source.name}")
-            raise
-        finally:
-            source.close()
+        who = f"an evaluation by worker {self._index}"
+        result = evaluate(self._judge, self._make_source, episodes, stream, deterministic=deterministic, who=who)
         return Answer(result, policy_version=self._version if weights is None else version, env_steps=0)
 
     # its state and end
@@ -245,6 +264,7 @@ class RolloutWorker:
             "ended": self._running.ended_N.copy(),
             "returns": self._running.returns_N.copy(),
             "lengths": self._running.lengths_N.copy(),
+            "rewards": self._rewards.get_state(),
             "envs": None if self._obs_N is None else freeze(self._source),
         }
 
@@ -259,6 +279,7 @@ class RolloutWorker:
         self.set_weights(np.asarray(state["weights"]), int(state["version"]))
         self._rng.bit_generator.state = state["rng"]
         self._epsilon, self._steps_taken = float(state["epsilon"]), int(state["steps_taken"])
+        self._rewards.set_state(state["rewards"])
         self._obs_N = None
         if state["envs"] is None or len(state["ended"]) != self._num_envs:
             return
@@ -275,6 +296,7 @@ class RolloutWorker:
             self._env,
             self._num_envs,
             env_kwargs=self._env_kwargs,
+            options=self._env_options,
             worker_index=self._index,
             num_workers=self._count,
             seeds=seeds,

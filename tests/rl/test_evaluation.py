@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from flowrl.rl.envs import Autoreset, make_vector_env
+from flowrl.rl.envs import make_vector_env
 from flowrl.rl.evaluation import Evaluation, play, quotas, student_t
 from flowrl.rl.inference import make_inference
 from flowrl.rl.spec import PolicySpec, Spaces
+from flowrl.rl.wrappers import Autoreset, EnvOptions
 from tests.rl.counting_envs import Counting, Faulty
 
 NET, _ = make_inference(PolicySpec(), Spaces(Box(0, 100, (2,)), Discrete(2)), np.random.SeedSequence(0))
@@ -58,7 +59,7 @@ def test_quotas() -> None:
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
 def test_short_episodes_are_not_favoured(autoreset: Autoreset) -> None:
     envs = iter([Counting((2,)), Counting((9, 1))])
-    source = make_vector_env(lambda: next(envs), 2, autoreset=autoreset)
+    source = make_vector_env(lambda: next(envs), 2, options=EnvOptions(autoreset=autoreset))
     evaluation = play(NET, source, 5, np.random.default_rng(0))
     # The first five to finish would have been four of length 2 and one of length 9.
     assert evaluation.lengths == (2, 2, 2, 9, 1)
