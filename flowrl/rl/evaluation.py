@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from flowrl.rl.inference import Inference
-from flowrl.rl.spaces import action_offset, obs_dtype
+from flowrl.rl.observations import Obs, ObsLayout
 from flowrl.rl.vector import VectorSource, child
+from flowrl.rl.view import View
 
 EVALUATION_KEY = 0x6576616C  # keeps evaluation with seed s apart from training with seed s
 ENVS, ACTIONS = range(2)  # an evaluation's streams of random numbers
@@ -101,7 +102,13 @@ def evaluate(
     deterministic: bool,
     who: str,
 ) -> Evaluation:
-    """An Evaluation on environments made for it from `stream`, which is all that its chance depends on, and closed.
+    """An Evaluation on environments made for it and closed again.
+
+    Args:
+        net: the policy, with its weights.
+        make: makes the environments from a stream of seeds.
+        stream: all that the evaluation's chance depends on.
+        who: evaluates, for errors.
 
     Raises:
         Whatever an environment raises, with a note of `who` evaluated.
@@ -134,13 +141,15 @@ def play(
     returns: list[list[float]] = [[] for _ in quota]
     lengths: list[list[int]] = [[] for _ in quota]
     return_N, length_N = np.zeros(source.num_envs), np.zeros(source.num_envs, np.int64)
-    resets_N = np.zeros(source.num_envs, np.bool_)
-    offset, dtype = action_offset(source.spaces), obs_dtype(source.spaces)
-    obs_N = source.reset().astype(dtype)
+    view = View(source, net.actions, follow=True)
+    obs_N, state = _stored(view.reset(), view.layout), None
     while any(len(done) < wanted for done, wanted in zip(returns, quota, strict=True)):
-        actions_N = net.greedy(obs_N) if deterministic else net.sample(obs_N, rng)[0]
-        next_obs_N, rewards_N, terminated_N, truncated_N, _ = source.step(actions_N + offset)
-        obs_N = np.asarray(next_obs_N).astype(dtype)
+        actions_N, state = net.act(
+            obs_N, None if deterministic else rng, mask=view.mask_N, state=state, starts_N=view.starts_N
+        )
+        resets_N = view.resets_N
+        next_obs_N, rewards_N, terminated_N, truncated_N, _ = view.step(actions_N)
+        obs_N = _stored(next_obs_N, view.layout)
         return_N += np.where(resets_N, 0.0, rewards_N)
         length_N += ~resets_N
         if not np.isfinite(return_N).all():
@@ -148,12 +157,16 @@ def play(
             raise FloatingPointError(
                 f"environment {n} gave a reward of {rewards_N[n]} at step {length_N[n]} of its episode in an evaluation"
             )
-        done_N = np.logical_or(terminated_N, truncated_N)
-        for n in np.flatnonzero(done_N).tolist():
+        for n in np.flatnonzero(np.logical_or(terminated_N, truncated_N) & ~resets_N).tolist():
             if len(returns[n]) < quota[n]:
                 returns[n].append(float(return_N[n]))
                 lengths[n].append(int(length_N[n]))
             return_N[n], length_N[n] = 0.0, 0
-        if source.phantom_rows:
-            resets_N = done_N
     return Evaluation(tuple(x for env in returns for x in env), tuple(x for env in lengths for x in env))
+
+
+def _stored(obs_N: Obs, layout: ObsLayout) -> Obs:
+    """Observations with the dtypes that policies are trained on."""
+    if isinstance(obs_N, dict):
+        return {leaf.path: obs_N[leaf.path].astype(leaf.dtype) for leaf in layout.leaves}
+    return np.asarray(obs_N).astype(layout.leaves[0].dtype)
