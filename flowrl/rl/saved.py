@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,7 +111,8 @@ def _spec_as_json(spec: PolicySpec) -> dict[str, Any]:
     model = None
     if spec.model is not None:
         model = f"{getattr(spec.model, '__module__', '?')}:{getattr(spec.model, '__qualname__', '?')}"
-    return {"model": model, "hidden": list(spec.hidden), "activation": spec.activation}
+    others = {field.name: getattr(spec, field.name) for field in fields(spec) if field.name != "model"}
+    return {"model": model, **others}
 
 
 def _spec_from_json(spec: Mapping[str, Any], model: Callable[[Any, Any], Any] | None, folder: Path) -> PolicySpec:
@@ -126,27 +128,49 @@ def _spec_from_json(spec: Mapping[str, Any], model: Callable[[Any, Any], Any] | 
                 "give the function yourself: load_policy(path, model=...)"
             ) from error
         model = found
-    return PolicySpec(model=model, hidden=tuple(spec["hidden"]), activation=spec["activation"])
+    return PolicySpec(**{**spec, "model": model})
 
 
 def _space_as_json(space: Any, role: str, arrays: dict[str, Any]) -> dict[str, Any]:
+    """A space as JSON; the bounds of Boxes go to `arrays`, under names that begin with `role`."""
     kind = type(space).__name__
     if kind == "Discrete":
         return {"kind": kind, "n": int(space.n), "start": int(space.start)}
+    if kind == "MultiDiscrete":
+        lists = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
+        return {"kind": kind, **lists, "dtype": str(space.dtype)}
+    if kind == "MultiBinary":
+        return {"kind": kind, "shape": list(space.shape)}
     if kind == "Box":
         arrays[f"{role}.low"] = np.ascontiguousarray(space.low)
         arrays[f"{role}.high"] = np.ascontiguousarray(space.high)
         return {"kind": kind, "shape": list(space.shape), "dtype": str(space.dtype)}
-    raise ValueError(f"a policy with the {role} space {space!r} cannot be saved; Discrete and Box can")
+    if kind in ("Dict", "Tuple"):
+        # Pairs, because a JSON object would make strings of a Dict's integer keys.
+        parts = space.spaces.items() if kind == "Dict" else enumerate(space.spaces)
+        return {"kind": kind, "parts": [[key, _space_as_json(part, f"{role}/{key}", arrays)] for key, part in parts]}
+    raise ValueError(
+        f"a policy with the {role} space {space!r} cannot be saved; Box, Discrete, MultiDiscrete, MultiBinary, Dict "
+        "and Tuple can"
+    )
 
 
 def _space_from_json(space: Mapping[str, Any], role: str, arrays: Mapping[str, Any]) -> Any:
     from gymnasium import spaces
 
-    if space["kind"] == "Discrete":
+    kind = space["kind"]
+    if kind == "Discrete":
         return spaces.Discrete(space["n"], start=space["start"])
-    if space["kind"] == "Box":
-        return spaces.Box(
-            arrays[f"{role}.low"], arrays[f"{role}.high"], tuple(space["shape"]), np.dtype(space["dtype"]).type
-        )
-    raise ValueError(f"unknown kind of {role} space: {space['kind']!r}")
+    if kind == "MultiDiscrete":
+        dtype = np.dtype(space["dtype"]).type
+        return spaces.MultiDiscrete(np.array(space["nvec"]), dtype=dtype, start=np.array(space["start"]))
+    if kind == "MultiBinary":
+        shape = space["shape"]
+        return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
+    if kind == "Box":
+        shape, dtype = tuple(space["shape"]), np.dtype(space["dtype"]).type
+        return spaces.Box(arrays[f"{role}.low"], arrays[f"{role}.high"], shape, dtype)
+    if kind in ("Dict", "Tuple"):
+        parts = {key: _space_from_json(part, f"{role}/{key}", arrays) for key, part in space["parts"]}
+        return spaces.Dict(parts) if kind == "Dict" else spaces.Tuple(list(parts.values()))
+    raise ValueError(f"unknown kind of {role} space: {kind!r}")

@@ -16,11 +16,13 @@ from flowrl.rl.envs import EnvSource, make_vector_env
 from flowrl.rl.envstate import freeze, thaw
 from flowrl.rl.evaluation import EVALUATION_KEY, Evaluation, evaluate
 from flowrl.rl.fragment import Fragment, Running
-from flowrl.rl.inference import Inference, Unroll, make_inference
+from flowrl.rl.inference import Inference, State, make_inference
 from flowrl.rl.normalize import RewardScaling, RunningMoments
-from flowrl.rl.spaces import action_offset, obs_dtype
+from flowrl.rl.observations import MASK, Obs, map_arrays
 from flowrl.rl.spec import PolicySpec, Spaces
+from flowrl.rl.unroll import Unroll
 from flowrl.rl.vector import VectorSource, child
+from flowrl.rl.view import View
 from flowrl.rl.wrappers import EnvOptions
 
 POLICY = "default"
@@ -81,9 +83,9 @@ class RolloutWorker:
         )
         self._rng = np.random.default_rng(child(self._stream, ACTIONS))
         self._source = self._make_source(child(self._stream, ENVS))
-        self._offset, self._obs_dtype = action_offset(self._source.spaces), obs_dtype(self._source.spaces)
         self._running = Running.fresh(num_envs)
-        self._obs_N: npt.NDArray[Any] | None = None  # None: the next sample begins new episodes
+        self._obs_N: Obs | None = None  # None: the next sample begins new episodes
+        self._state: State = {}
         self._steps_taken, self._epsilon = 0, 0.0
         self.set_policy(policy)
 
@@ -91,7 +93,8 @@ class RolloutWorker:
     def batch_columns(cls, *args: Any, **kwargs: Any) -> frozenset[str]:
         """The columns of `sample`'s batches, for these constructor arguments; nothing is constructed."""
         given = inspect.signature(cls).bind_partial(*args, **kwargs).arguments
-        return COLUMNS | {"next_obs"} if given.get("next_obs", False) else COLUMNS
+        columns = COLUMNS | {"next_obs"} if given.get("next_obs", False) else COLUMNS
+        return columns | {"starts", "state"} if given.get("policy", PolicySpec()).recurrent else columns
 
     # experience
     def sample(self) -> Answer[Batch]:
@@ -108,11 +111,11 @@ class RolloutWorker:
             FloatingPointError: a reward, an observation or the policy's output is not finite.
             Whatever the environment raises, with a note where. The next sample then begins new episodes.
         """
-        fragment = Fragment(self._steps, self._num_envs, self._source.spaces.observation.shape, self._obs_dtype)
-        unroll = Unroll(self._net, self._source.spaces, self._steps, self._num_envs, self._rng, self._epsilon)
+        fragment = Fragment(self._steps, self._num_envs, self._view.layout)
+        unroll = Unroll(self._net, self._steps, self._num_envs, self._rng, self._epsilon, self._state)
         before, obs_N, self._obs_N = self._steps_taken, self._obs_N, None
         try:
-            fragment.obs_SN[0] = self._first_obs() if obs_N is None else obs_N
+            fragment.put(0, self._first_obs() if obs_N is None else obs_N)
             self._collect(fragment, unroll)
             valid_TN = fragment.close_rows(self._running, self._source.phantom_rows)
             fragment.check(valid_TN, self._running, before)
@@ -124,7 +127,8 @@ class RolloutWorker:
             )
             raise
         returns, lengths = fragment.episodes(valid_TN, self._running)
-        self._obs_N = fragment.obs_SN[-1]
+        self._obs_N = map_arrays(lambda array: array[-1], fragment.obs_SN)
+        self._state = {name: h_SN[-1] for name, h_SN in unroll.state_SN.items()}
         metrics = {"episode_return": Listed(returns), "episode_length": Listed(lengths), "episodes": Sum(len(returns))}
         env_steps = int(np.count_nonzero(valid_TN))
         if self._source.frame_skip > 1:
@@ -144,25 +148,30 @@ class RolloutWorker:
             metrics["reward_moments"] = Moments(added.count, float(added.mean), float(added.m2))
         return rewards_TN.astype(np.float32)
 
-    def _first_obs(self) -> npt.NDArray[Any]:
+    def _first_obs(self) -> Obs:
         self._running = Running.fresh(self._num_envs)
         self._rewards.begin()
-        obs_N = self._source.reset(self._steps_taken).astype(self._obs_dtype)
-        if obs_N.dtype.kind == "f" and not np.isfinite(obs_N).all():
-            n, *at = (int(i) for i in np.argwhere(~np.isfinite(obs_N))[0])
-            raise FloatingPointError(
-                f"environment {n} gave obs{at} = {obs_N[(n, *at)]} at its reset (step 0 of its episode); mend its reset"
-            )
+        obs_N = self._view.reset(self._steps_taken)
+        for leaf in self._view.layout.leaves:
+            array = self._view.layout.part(leaf, obs_N)
+            if leaf.dtype.kind == "f" and not np.isfinite(array).all():
+                n, *at = (int(i) for i in np.argwhere(~np.isfinite(array))[0])
+                raise FloatingPointError(
+                    f"environment {n} gave {leaf.column}{at} = {array[(n, *at)]} at its reset (step 0 of its "
+                    f"episode); mend its reset"
+                )
         return obs_N
 
     def _collect(self, fragment: Fragment, unroll: Unroll) -> None:
         # What a loop iteration leaves out is done once for the fragment: probabilities, values, checks, episodes.
-        obs_SN, rewards_TN = fragment.obs_SN, fragment.rewards_TN
-        terminated_TN, truncated_TN = fragment.terminated_TN, fragment.truncated_TN
-        act, step, offset = unroll.act, self._source.step, self._offset
+        rewards_TN, terminated_TN, truncated_TN = fragment.rewards_TN, fragment.terminated_TN, fragment.truncated_TN
+        act, put, at, view = unroll.act, fragment.put, fragment.at, self._view
         for t in range(self._steps):
-            obs_N, rewards_TN[t], terminated_TN[t], truncated_TN[t], finals = step(act(t, obs_SN[t]) + offset)
-            obs_SN[t + 1] = obs_N
+            if self._follow:
+                fragment.starts_TN[t] = view.starts_N
+            actions_N = act(t, at(t), view.mask_N, view.starts_N)
+            obs_N, rewards_TN[t], terminated_TN[t], truncated_TN[t], finals = view.step(actions_N)
+            put(t + 1, obs_N)
             if finals:
                 fragment.finals.extend((t, n, obs) for n, obs in finals)
             self._steps_taken += 1
@@ -170,7 +179,8 @@ class RolloutWorker:
     def _columns(self, fragment: Fragment, unroll: Unroll) -> dict[str, npt.NDArray[Any]]:
         logp_TN, values_SN = unroll.finish(fragment.obs_SN)
         final_obs = fragment.final_obs()
-        final_values = None if final_obs is None else self._net.values(final_obs)
+        places = [(t, n) for t, n, _ in fragment.finals]
+        final_values = None if final_obs is None else unroll.final_values(final_obs, places)
         columns = {
             **fragment.columns(),
             "actions": unroll.actions_TN,
@@ -178,8 +188,13 @@ class RolloutWorker:
             "values": values_SN[:-1],
             "next_values": fragment.following(values_SN, final_values),
         }
+        if unroll.masks_TN is not None:
+            columns[MASK] = unroll.masks_TN
+        if self._follow:
+            columns["starts"] = fragment.starts_TN
+            columns |= {f"state/{name}": h_SN[:-1] for name, h_SN in unroll.state_SN.items()}
         if self._next_obs:
-            columns["next_obs"] = fragment.following(fragment.obs_SN, final_obs)
+            columns |= self._view.layout.columns("next_obs", fragment.following_obs())
         return columns
 
     # the policy
@@ -204,6 +219,12 @@ class RolloutWorker:
         if flat is not None:
             net.set_weights(flat)
         self._net: Inference = net
+        self._follow = bool(net.state_shapes)  # a policy with memory needs to know where episodes begin
+        self._state = net.initial_state(self._num_envs)
+        view = View(self._source, net.actions, follow=self._follow)
+        if self._obs_N is not None:
+            view.set_state(self._view.get_state())
+        self._view: View = view
         self._flat, self._version = np.array(initial if flat is None else flat, np.float32), version
         self._spec = spec
         self._judge: Inference | None = None
@@ -212,10 +233,14 @@ class RolloutWorker:
         """From the next fragment on, an action is uniform with this probability.
 
         Raises:
-            ValueError: outside 0..1, or a policy that this worker does not have.
+            ValueError: outside 0..1, a policy that this worker does not have, or actions that are not Discrete.
         """
         if not 0.0 <= value <= 1.0:
             raise ValueError(f"epsilon is a probability, from 0 to 1, got {value}")
+        if value and self._net.actions.kind != "discrete":
+            raise ValueError(
+                f"epsilon mixes in uniform actions, which are for Discrete spaces, not {self._source.spaces.action}"
+            )
         self._check_policy(policy)
         self._epsilon = float(value)
 
@@ -260,7 +285,9 @@ class RolloutWorker:
             "version": self._version,
             "epsilon": self._epsilon,
             "steps_taken": self._steps_taken,
-            "obs": None if self._obs_N is None else self._obs_N.copy(),
+            "obs": None if self._obs_N is None else map_arrays(np.array, self._obs_N),
+            "view": self._view.get_state(),
+            "state": {name: h_N.copy() for name, h_N in self._state.items()},
             "ended": self._running.ended_N.copy(),
             "returns": self._running.returns_N.copy(),
             "lengths": self._running.lengths_N.copy(),
@@ -284,7 +311,9 @@ class RolloutWorker:
         if state["envs"] is None or len(state["ended"]) != self._num_envs:
             return
         thaw(self._source, state["envs"])
-        self._obs_N = np.array(state["obs"])
+        self._obs_N = map_arrays(np.array, state["obs"])
+        self._view.set_state(state["view"])
+        self._state = {name: np.array(h_N) for name, h_N in state["state"].items()}
         self._running = Running(np.array(state["ended"]), np.array(state["returns"]), np.array(state["lengths"]))
 
     def close(self) -> None:

@@ -76,7 +76,7 @@ def test_sampled_and_greedy_actions() -> None:
     for deterministic in (True, False):
         play(NET, make_vector_env(factory), 1, np.random.default_rng(0), deterministic=deterministic)
     greedy, sampled = (env.actions for env in made)
-    expected = NET.greedy(np.array([(0, step) for step in range(50)], np.float32))
+    expected = NET.act(np.array([(0, step) for step in range(50)], np.float32))[0]
     assert greedy == expected.tolist()
     assert 10 < sum(sampled) < 40
 
