@@ -199,9 +199,9 @@ class Run(Iterator[T], Generic[T]):
         self._evaluations += 1
         seed = self._engine.seed_of("evaluation", self._evaluations)
         given: dict[str, Any] = {"deterministic": deterministic}
-        newest = [states[0].published for states in self._engine.states.values() if states[0].published]
+        newest = [out for states in self._engine.states.values() if (out := states[0].published) is not None]
         if len(newest) == 1:
-            given["version"], given["weights"] = newest[0]  # type: ignore[misc]
+            given["version"], given["weights"] = newest[0]
         asked = [
             self._engine.handle(state, "evaluate", held=False).ask("evaluate", episodes, seed, **given)
             for state in (able[0][:1] if apart is None else apart)

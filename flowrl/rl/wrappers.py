@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -17,24 +17,6 @@ AUTORESETS, VECTORIZATIONS = ("next_step", "same_step", "disabled"), ("auto", "s
 
 
 @dataclass(frozen=True)
-class Atari:
-    """Gymnasium's AtariPreprocessing (Machado et al., arXiv:1709.06009), whose arguments these are."""
-
-    noop_max: int = 30
-    """At a reset up to so many actions that do nothing."""
-    frame_skip: int = 4
-    """Frames that an action is repeated for; the last two are joined by their maximum."""
-    screen_size: int = 84
-    """The picture is shrunk to so many rows and columns."""
-    terminal_on_life_loss: bool = False
-    """Whether a lost life ends the episode, for training only."""
-    grayscale_obs: bool = True
-    """One channel instead of three."""
-    scale_obs: bool = False
-    """Floats from 0 to 1 instead of bytes."""
-
-
-@dataclass(frozen=True)
 class EnvOptions:
     """What is put around each copy of an environment, in this order, and how the copies are stepped together.
 
@@ -42,8 +24,9 @@ class EnvOptions:
         ValueError: a number below 1, or an unknown mode.
     """
 
-    atari: Atari | None = None
-    """Atari's preprocessing; needs ale-py and OpenCV (the extra `atari`)."""
+    atari: Mapping[str, Any] | None = None
+    """Arguments of Gymnasium's AtariPreprocessing (Machado et al., arXiv:1709.06009), {} for its own defaults: up to 30
+    actions of nothing at a reset, 4 frames a step, 84 × 84 pixels in grey. Needs the extra `atari`."""
     frame_skip: int = 1
     """An action is repeated so often, rewards are added up."""
     wrappers: tuple[Callable[[Env], Env], ...] = ()
@@ -90,7 +73,7 @@ def wrap(env: Env, options: EnvOptions) -> Env:
     """
     if options.atari is not None:
         try:
-            env = gymnasium.wrappers.AtariPreprocessing(env, **dataclasses.asdict(options.atari))
+            env = gymnasium.wrappers.AtariPreprocessing(env, **options.atari)
         except gymnasium.error.DependencyNotInstalled as error:
             raise ImportError("Atari's preprocessing needs OpenCV: pip install 'flowrl[atari]'") from error
     if options.frame_skip > 1:
@@ -98,8 +81,16 @@ def wrap(env: Env, options: EnvOptions) -> Env:
     for wrapper in options.wrappers:
         env = wrapper(env)
     if options.frame_stack > 1:
-        env = gymnasium.wrappers.FrameStackObservation(env, options.frame_stack)
+        env = gymnasium.wrappers.FrameStackObservation(Copied(env), options.frame_stack)
     return env
+
+
+class Copied(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Observations as copies: who keeps the last few would otherwise hold one buffer several times."""
+
+    def observation(self, observation: Any) -> Any:
+        """A copy."""
+        return np.array(observation) if isinstance(observation, np.ndarray) else copy.deepcopy(observation)
 
 
 class FrameSkip(gymnasium.Wrapper[Any, Any, Any, Any]):
