@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from flowrl.rl.policy import Policy
     from flowrl.rl.spec import PolicySpec, Progress
     from flowrl.rl.worker import RolloutWorker
-    from flowrl.rl.wrappers import Atari, EnvOptions
+    from flowrl.rl.wrappers import EnvOptions
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -27,13 +27,12 @@ else:
             "policy": ("Policy",),
             "spec": ("PolicySpec", "Progress"),
             "worker": ("RolloutWorker",),
-            "wrappers": ("Atari", "EnvOptions"),
+            "wrappers": ("EnvOptions",),
         },
         modules=("losses", "returns"),
     )
 
 __all__ = [
-    "Atari",
     "EnvContext",
     "EnvOptions",
     "Evaluator",

@@ -38,7 +38,7 @@ class Evaluator:
         ImportError: MoviePy is not installed and video_dir is given.
     """
 
-    default_cpus: ClassVar[float] = 1
+    default_cpus: ClassVar[float] = 0  # busy now and then, so it takes no place from workers
     evaluates: ClassVar[bool] = True  # what `run.evaluate` looks for first
 
     def __init__(
