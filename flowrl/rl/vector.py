@@ -87,7 +87,7 @@ class VectorSource:
             obs_N, rewards_N, terminated_N, truncated_N, self.info = self.vector.step(actions_N)
         except Exception as error:
             self._raise(error)
-        if np.ndim(rewards_N) != 1:
+        if getattr(rewards_N, "ndim", 0) != 1:
             rewards_N = self._one_reward_each(rewards_N)
         if self.phantom_rows:
             return obs_N, rewards_N, terminated_N, truncated_N, []
