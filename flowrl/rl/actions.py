@@ -68,14 +68,19 @@ class ActionLayout:
         return math.prod(self.shape)
 
     def to_env(self, actions: Array) -> Array:
-        """Stored actions (..., *shape) as the environment takes them: start added; or squashed, scaled and clipped."""
+        """Stored actions (..., *shape) as the environment takes them: start added; or squashed, scaled and clipped.
+
+        Always an array of its own: what an environment does to it does not reach the batch.
+        """
+        if self.kind == "discrete":
+            return actions + self.start if self.start else actions.copy()
         if self.kind == "box":
             low, high = self.low.reshape(self.shape), self.high.reshape(self.shape)
             if self.squash:
                 actions = low + (np.tanh(actions) + np.float32(1)) * (np.float32(0.5) * (high - low))
             return np.clip(actions, low, high).astype(self.env_dtype, copy=False)
         if self.kind == "multi_binary":
-            return actions
+            return actions.copy()
         return np.asarray(actions + self.start, self.env_dtype)
 
 

@@ -47,6 +47,7 @@ class Fragment:
         self.terminated_TN = np.empty((steps, num_envs), np.bool_)
         self.truncated_TN = np.empty((steps, num_envs), np.bool_)
         self.starts_TN = np.zeros((steps, num_envs), np.bool_)
+        self.taken = 0  # steps, so far
         self.finals: list[tuple[int, int, Obs]] = []
 
     def put(self, step: int, obs_N: Obs) -> None:

@@ -144,17 +144,14 @@ class NumpyInference(Acting):
 
     def forward(self, obs_N: Obs) -> tuple[Floats, None]:
         """Outputs (N, P), valid until the next call; values cost as much again, so they are left out."""
-        outputs = self._actor(self._features(obs_N)).T
+        outputs = self._actor(obs_N if self._encoder is None else self._encoder(obs_N)).T  # type: ignore[arg-type]
         if self._num_log_stds:
             outputs = np.concatenate((outputs, np.broadcast_to(self._log_std, outputs.shape)), 1)
         return outputs, None
 
     def values(self, obs_N: Obs) -> Floats:
         """Values (N,)."""
-        return self._critic(self._features(obs_N))[0].copy()
-
-    def _features(self, obs_N: Obs) -> Array:
-        return obs_N if self._encoder is None else self._encoder(obs_N)  # type: ignore[return-value]
+        return self._critic(obs_N if self._encoder is None else self._encoder(obs_N))[0].copy()  # type: ignore[arg-type]
 
 
 class TorchInference(Acting):

@@ -47,7 +47,7 @@ class Leaf:
 
 @dataclass(frozen=True, eq=False)
 class ObsLayout:
-    """The parts of one observation, in the order of the space, without the action mask.
+    """The parts of one observation, those of a Dict sorted by their keys, without the action mask.
 
     `mask` is the leaf "action_mask" of a Dict, if there is one: it says which actions may be taken and is no part
     of what is observed.
@@ -151,9 +151,10 @@ def _leaves(space: Any, keys: tuple[Any, ...], where: str) -> Iterator[Leaf]:
     from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
     if isinstance(space, Dict | Tuple):
+        # Sorted, because two Dicts that are equal may have their keys in different orders.
         parts: Mapping[Any, Any] = space.spaces if isinstance(space, Dict) else dict(enumerate(space.spaces))
-        for key, part in parts.items():
-            yield from _leaves(part, (*keys, key), where)
+        for key in sorted(parts, key=str) if isinstance(space, Dict) else parts:
+            yield from _leaves(parts[key], (*keys, key), where)
         return
     path = "/".join(map(str, keys))
     if isinstance(space, Discrete):

@@ -14,7 +14,8 @@ class PolicySpec:
     model: a function (observation space, action space) -> torch.nn.Module that maps observations to
         (params (B, P), values (B,)), P = `flowrl.rl.spaces.num_params(action space)` (logits, or means and then
         log standard deviations). Nested observations come as a dict of tensors by path ("arm/joints"), without
-        the action mask. None builds multilayer perceptrons, actor and critic apart, on the encoded observation.
+        the action mask. A module with memory has `state_shapes`, as `flowrl.rl.recurrent.RecurrentActorCritic` has.
+        None builds multilayer perceptrons, actor and critic apart, on the encoded observation.
     hidden: widths of the hidden layers of the default model, behind the convolutions where there are images.
     activation: between the layers of the default model.
     squash: Box actions are tanh of a Gaussian, scaled to the bounds; otherwise a Gaussian, clipped for the
@@ -55,6 +56,11 @@ class PolicySpec:
             raise ValueError(f"image_features must be at least 1, got {self.image_features}")
         if self.convolutions is not None:
             self._check_convolutions()
+        for name in ("recurrent", "convolutions", "image_features"):
+            if self.model is not None and getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name} is for the default model and would change nothing in {self.model!r}; leave one of them out"
+                )
 
     def _check_convolutions(self) -> None:
         layers = tuple(tuple(layer) for layer in self.convolutions or ())

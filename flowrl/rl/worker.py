@@ -12,13 +12,14 @@ import numpy.typing as npt
 from flowrl.batch import Batch
 from flowrl.metrics import Listed, Moments, Sum
 from flowrl.ref import Answer
+from flowrl.rl.collect import collect, columns_of, first_obs
 from flowrl.rl.envs import EnvSource, make_vector_env
 from flowrl.rl.envstate import freeze, thaw
 from flowrl.rl.evaluation import EVALUATION_KEY, Evaluation, evaluate
 from flowrl.rl.fragment import Fragment, Running
 from flowrl.rl.inference import Inference, State, make_inference
 from flowrl.rl.normalize import RewardScaling, RunningMoments
-from flowrl.rl.observations import MASK, Obs, map_arrays
+from flowrl.rl.observations import Obs, map_arrays
 from flowrl.rl.spec import PolicySpec, Spaces
 from flowrl.rl.unroll import Unroll
 from flowrl.rl.vector import VectorSource, child
@@ -116,16 +117,18 @@ class RolloutWorker:
         before, obs_N, self._obs_N = self._steps_taken, self._obs_N, None
         try:
             fragment.put(0, self._first_obs() if obs_N is None else obs_N)
-            self._collect(fragment, unroll)
+            collect(fragment, unroll, self._view)
             valid_TN = fragment.close_rows(self._running, self._source.phantom_rows)
             fragment.check(valid_TN, self._running, before)
-            columns = self._columns(fragment, unroll)
+            columns = columns_of(fragment, unroll, next_obs=self._next_obs)
         except Exception as error:
             error.add_note(
                 f"in worker {self._index} of {self._count}, environment {self._source.name} (one of its "
-                f"{self._num_envs}), after {self._steps_taken} vector steps"
+                f"{self._num_envs}), after {before + fragment.taken} vector steps"
             )
             raise
+        finally:
+            self._steps_taken = before + fragment.taken
         returns, lengths = fragment.episodes(valid_TN, self._running)
         self._obs_N = map_arrays(lambda array: array[-1], fragment.obs_SN)
         self._state = {name: h_SN[-1] for name, h_SN in unroll.state_SN.items()}
@@ -151,51 +154,7 @@ class RolloutWorker:
     def _first_obs(self) -> Obs:
         self._running = Running.fresh(self._num_envs)
         self._rewards.begin()
-        obs_N = self._view.reset(self._steps_taken)
-        for leaf in self._view.layout.leaves:
-            array = self._view.layout.part(leaf, obs_N)
-            if leaf.dtype.kind == "f" and not np.isfinite(array).all():
-                n, *at = (int(i) for i in np.argwhere(~np.isfinite(array))[0])
-                raise FloatingPointError(
-                    f"environment {n} gave {leaf.column}{at} = {array[(n, *at)]} at its reset (step 0 of its "
-                    f"episode); mend its reset"
-                )
-        return obs_N
-
-    def _collect(self, fragment: Fragment, unroll: Unroll) -> None:
-        # What a loop iteration leaves out is done once for the fragment: probabilities, values, checks, episodes.
-        rewards_TN, terminated_TN, truncated_TN = fragment.rewards_TN, fragment.terminated_TN, fragment.truncated_TN
-        act, put, at, view = unroll.act, fragment.put, fragment.at, self._view
-        for t in range(self._steps):
-            if self._follow:
-                fragment.starts_TN[t] = view.starts_N
-            actions_N = act(t, at(t), view.mask_N, view.starts_N)
-            obs_N, rewards_TN[t], terminated_TN[t], truncated_TN[t], finals = view.step(actions_N)
-            put(t + 1, obs_N)
-            if finals:
-                fragment.finals.extend((t, n, obs) for n, obs in finals)
-            self._steps_taken += 1
-
-    def _columns(self, fragment: Fragment, unroll: Unroll) -> dict[str, npt.NDArray[Any]]:
-        logp_TN, values_SN = unroll.finish(fragment.obs_SN)
-        final_obs = fragment.final_obs()
-        places = [(t, n) for t, n, _ in fragment.finals]
-        final_values = None if final_obs is None else unroll.final_values(final_obs, places)
-        columns = {
-            **fragment.columns(),
-            "actions": unroll.actions_TN,
-            "logp": logp_TN,
-            "values": values_SN[:-1],
-            "next_values": fragment.following(values_SN, final_values),
-        }
-        if unroll.masks_TN is not None:
-            columns[MASK] = unroll.masks_TN
-        if self._follow:
-            columns["starts"] = fragment.starts_TN
-            columns |= {f"state/{name}": h_SN[:-1] for name, h_SN in unroll.state_SN.items()}
-        if self._next_obs:
-            columns |= self._view.layout.columns("next_obs", fragment.following_obs())
-        return columns
+        return first_obs(self._view, self._steps_taken)
 
     # the policy
     def spaces(self) -> dict[str, Spaces]:
@@ -219,9 +178,9 @@ class RolloutWorker:
         if flat is not None:
             net.set_weights(flat)
         self._net: Inference = net
-        self._follow = bool(net.state_shapes)  # a policy with memory needs to know where episodes begin
         self._state = net.initial_state(self._num_envs)
-        view = View(self._source, net.actions, follow=self._follow)
+        # A policy with memory needs to know where episodes begin.
+        view = View(self._source, net.actions, follow=bool(net.state_shapes))
         if self._obs_N is not None:
             view.set_state(self._view.get_state())
         self._view: View = view
