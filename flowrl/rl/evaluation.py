@@ -8,13 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from flowrl.rl.inference import Inference
 from flowrl.rl.observations import Obs, ObsLayout
 from flowrl.rl.vector import VectorSource, child
 from flowrl.rl.view import View
 
+Lengths = npt.NDArray[np.int64]
 EVALUATION_KEY = 0x6576616C  # keeps evaluation with seed s apart from training with seed s
+MAX_STEPS = 100_000  # of an episode
 ENVS, ACTIONS = range(2)  # an evaluation's streams of random numbers
 # 97.5% points of Student's t for 1 to 9 degrees of freedom.
 STUDENT_T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
@@ -101,6 +104,7 @@ def evaluate(
     *,
     deterministic: bool,
     who: str,
+    max_steps: int = MAX_STEPS,
 ) -> Evaluation:
     """An Evaluation on environments made for it and closed again.
 
@@ -109,6 +113,7 @@ def evaluate(
         make: makes the environments from a stream of seeds.
         stream: all that the evaluation's chance depends on.
         who: evaluates, for errors.
+        max_steps: an episode that goes on for longer is an error.
 
     Raises:
         Whatever an environment raises, with a note of `who` evaluated.
@@ -116,7 +121,7 @@ def evaluate(
     source = make(child(stream, ENVS))
     try:
         rng = np.random.default_rng(child(stream, ACTIONS))
-        return play(net, source, episodes, rng, deterministic=deterministic)
+        return play(net, source, episodes, rng, deterministic=deterministic, max_steps=max_steps)
     except Exception as error:
         error.add_note(f"in {who}, environment {source.name}")
         raise
@@ -125,7 +130,13 @@ def evaluate(
 
 
 def play(
-    net: Inference, source: VectorSource, episodes: int, rng: np.random.Generator, *, deterministic: bool = True
+    net: Inference,
+    source: VectorSource,
+    episodes: int,
+    rng: np.random.Generator,
+    *,
+    deterministic: bool = True,
+    max_steps: int = MAX_STEPS,
 ) -> Evaluation:
     """An Evaluation of `episodes` complete episodes, by environment and then in order.
 
@@ -133,9 +144,11 @@ def play(
         net: the policy, with its weights.
         source: environments of its own; they are reset first and not closed.
         rng: what actions are drawn with if not `deterministic`.
+        max_steps: an episode that goes on for longer is an error, since it may never end.
 
     Raises:
         FloatingPointError: a reward, or the policy's output, is not finite.
+        RuntimeError: an episode does not end within `max_steps`.
     """
     quota = quotas(episodes, source.num_envs)
     returns: list[list[float]] = [[] for _ in quota]
@@ -162,7 +175,21 @@ def play(
                 returns[n].append(float(return_N[n]))
                 lengths[n].append(int(length_N[n]))
             return_N[n], length_N[n] = 0.0, 0
+        if length_N.max() >= max_steps:
+            _refuse_endless(
+                length_N, [len(done) < n for done, n in zip(returns, quota, strict=True)], source, max_steps
+            )
     return Evaluation(tuple(x for env in returns for x in env), tuple(x for env in lengths for x in env))
+
+
+def _refuse_endless(length_N: Lengths, wanted: Sequence[bool], source: VectorSource, max_steps: int) -> None:
+    endless_N = (length_N >= max_steps) & np.array(wanted)
+    if endless_N.any():
+        raise RuntimeError(
+            f"environment {int(np.flatnonzero(endless_N)[0])} of {source.name} has not ended its episode after "
+            f"{max_steps} steps of an evaluation; wrap it in TimeLimit, for example EnvOptions(wrappers="
+            "(partial(gymnasium.wrappers.TimeLimit, max_episode_steps=1000),)), or give the Evaluator more max_steps"
+        )
 
 
 def _stored(obs_N: Obs, layout: ObsLayout) -> Obs:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from flowrl.ref import Answer
 from flowrl.rl.envs import EnvSource, env_spaces, make_vector_env
-from flowrl.rl.evaluation import EVALUATION_KEY, Evaluation, evaluate, quotas
+from flowrl.rl.evaluation import EVALUATION_KEY, MAX_STEPS, Evaluation, evaluate, quotas
 from flowrl.rl.inference import Inference, make_inference
 from flowrl.rl.spec import PolicySpec
 from flowrl.rl.vector import VectorSource, child
@@ -29,12 +29,13 @@ class Evaluator:
         env, env_kwargs, env_options: as of a RolloutWorker; they may differ from those of training (no life lost).
         policy: what the policy is made of, as of the learner.
         num_envs: copies that are stepped together.
+        max_steps: an episode that goes on for longer is an error, since it may never end.
         video_dir: where the first evaluator puts a video of the first episode of each evaluation.
         index, count: which evaluator of how many; the engine gives them.
         seed: of its environments and sampled actions; the engine gives it.
 
     Raises:
-        ValueError: num_envs is below 1.
+        ValueError: num_envs or max_steps is below 1.
         ImportError: MoviePy is not installed and video_dir is given.
     """
 
@@ -49,6 +50,7 @@ class Evaluator:
         num_envs: int = 4,
         env_kwargs: Mapping[str, Any] | None = None,
         env_options: EnvOptions = EnvOptions(),  # noqa: B008  (frozen)
+        max_steps: int = MAX_STEPS,
         video_dir: str | Path | None = None,
         index: int = 0,
         count: int = 1,
@@ -56,6 +58,9 @@ class Evaluator:
     ):
         if num_envs < 1:
             raise ValueError(f"num_envs must be at least 1, got {num_envs}")
+        if max_steps < 1:
+            raise ValueError(f"max_steps must be at least 1, got {max_steps}")
+        self._max_steps = max_steps
         self._env, self._env_kwargs, self._env_options = env, env_kwargs, env_options
         self._policy, self._num_envs, self._index, self._count = policy, num_envs, index, count
         self._stream = (
@@ -107,7 +112,7 @@ class Evaluator:
             )
 
         who = f"an evaluation by evaluator {self._index} of {self._count}"
-        result = evaluate(net, make, share, stream, deterministic=deterministic, who=who)
+        result = evaluate(net, make, share, stream, deterministic=deterministic, who=who, max_steps=self._max_steps)
         return Answer(result, policy_version=version, env_steps=0)
 
     def _loaded(self, weights: npt.NDArray[np.float32]) -> Inference:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from flowrl.errors import RemoteError, RemoteTraceback
+from flowrl.rl.checked import ObsCheck, VectorCheck, one_flag, one_reward, reset_answer, step_answer
 from flowrl.rl.spec import Spaces
 from flowrl.rl.wrappers import frames_per_step
 
@@ -48,6 +49,7 @@ class VectorSource:
         self.vector, self.name, self.num_envs = vector, name, int(vector.num_envs)
         self.spaces = Spaces(vector.single_observation_space, vector.single_action_space)
         self.info: Mapping[str, Any] = {}
+        self._check = VectorCheck(self.spaces, self.num_envs, name)
         self._seeds, self._remake, self._broken = seeds, remake, False
         self.mode = self._autoreset_mode()
         self.phantom_rows = self.mode is AutoresetMode.NEXT_STEP
@@ -69,26 +71,25 @@ class VectorSource:
             self.close()
             self.vector, self._broken = self._remake(), False
         if self._seeds is None:
-            obs_N, self.info = self._guarded(self.vector.reset)
+            obs_N, self.info = self._check.reset(self._guarded(self.vector.reset))
             return obs_N
         seeds = env_seeds(child(self._seeds, at_step), self.num_envs)
         apart = isinstance(self.vector.unwrapped, SyncVectorEnv | AsyncVectorEnv)
-        obs_N, self.info = self._guarded(self.vector.reset, seed=seeds if apart else seeds[0])
+        obs_N, self.info = self._check.reset(self._guarded(self.vector.reset, seed=seeds if apart else seeds[0]))
         return obs_N
 
     def step(self, actions_N: Any) -> tuple[Any, Any, Any, Any, list[tuple[int, Any]]]:
         """One step of every environment: obs, rewards (N,), terminated, truncated, and final observations.
 
         Raises:
-            ValueError: rewards are not one number an environment.
+            ValueError, TypeError: an array is not a row for each environment, of what the space says.
             Whatever an environment raises, with a note which and where.
         """
         try:
-            obs_N, rewards_N, terminated_N, truncated_N, self.info = self.vector.step(actions_N)
+            answer = self.vector.step(actions_N)
         except Exception as error:
             self._raise(error)
-        if getattr(rewards_N, "ndim", 0) != 1:
-            rewards_N = self._one_reward_each(rewards_N)
+        obs_N, rewards_N, terminated_N, truncated_N, self.info = self._check.step(answer)
         if self.phantom_rows:
             return obs_N, rewards_N, terminated_N, truncated_N, []
         done_N = np.logical_or(terminated_N, truncated_N)
@@ -96,10 +97,10 @@ class VectorSource:
             return obs_N, rewards_N, terminated_N, truncated_N, []
         ended = np.flatnonzero(done_N).tolist()
         if self.mode is AutoresetMode.SAME_STEP:
-            finals = [(i, copy.deepcopy(self.info["final_obs"][i])) for i in ended]
+            finals = [(i, copy.deepcopy(self._check.final(self.info, i))) for i in ended]
         else:
             finals = [(i, row_of(obs_N, i)) for i in ended]
-            obs_N, after = self._guarded(self.vector.reset, options={"reset_mask": done_N})
+            obs_N, after = self._check.reset(self._guarded(self.vector.reset, options={"reset_mask": done_N}))
             self.info = _overlaid(self.info, after)
         return obs_N, rewards_N, terminated_N, truncated_N, finals
 
@@ -125,43 +126,42 @@ class VectorSource:
         self._broken = isinstance(self.vector.unwrapped, AsyncVectorEnv)
         raise_environments_own(error, self.name)
 
-    def _one_reward_each(self, rewards_N: Any) -> Array:
-        rewards = np.asarray(rewards_N)
-        if rewards.size != self.num_envs:
-            raise ValueError(
-                f"the environments {self.name} gave rewards of shape {rewards.shape}, expected {self.num_envs} "
-                f"numbers; a wrapper must make one of several"
-            )
-        return rewards.reshape(self.num_envs)
-
 
 class Located(gymnasium.Wrapper[Any, Any, Any, Any]):
     """An environment whose errors name it and the step of its episode, and whose final observations are copies.
 
-    A reward of shape (1,) becomes a number. `apart`: it lives in a process of its own, so its errors are packed.
+    A reward of shape (1,) becomes a number. What does not fit its spaces or Gymnasium's signatures is an error.
+    `apart`: it lives in a process of its own, so its errors are packed.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], index: int, *, apart: bool = False):
         super().__init__(env)
         self._index, self._step, self._apart = index, 0, apart
         self.frames_per_step = frames_per_step(env)
+        self._check = ObsCheck(env.observation_space)
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """The first observation of an episode."""
         self._step = 0
         try:
-            return self.env.reset(**kwargs)
+            obs, info = reset_answer(self.env.reset(**kwargs))
+            self._check(obs)
         except Exception as error:
             self._raise(error, f"in reset of environment {self._index}")
+        return obs, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """One step."""
         self._step += 1
-        reward: Any
         try:
-            obs, reward, terminated, truncated, info = self.env.step(action)
-            if type(reward) is not float and np.ndim(reward):
-                reward = _one_number(reward)
+            obs, reward, terminated, truncated, info = step_answer(self.env.step(action))
+            self._check(obs)
+            if type(reward) is not float and type(reward) is not np.float64:
+                reward = one_reward(reward)
+            if type(terminated) is not bool:
+                terminated = one_flag("terminated", terminated)
+            if type(truncated) is not bool:
+                truncated = one_flag("truncated", truncated)
         except Exception as error:
             self._raise(error, f"in environment {self._index}, at step {self._step} of its episode, action {action!r}")
         if terminated or truncated:
@@ -215,16 +215,6 @@ def raise_environments_own(error: Exception, name: str) -> NoReturn:
             f"With EnvOptions(vector='sync') the same error comes with its traceback"
         ) from error
     raise error
-
-
-def _one_number(reward: Any) -> float:
-    values = np.asarray(reward, np.float64).ravel()
-    if len(values) != 1:
-        raise ValueError(
-            f"a reward must be one number, got {reward!r} of shape {np.shape(reward)}; "
-            f"a wrapper must make one of several"
-        )
-    return float(values[0])
 
 
 def row_of(obs_N: Any, n: int) -> Any:

@@ -10,6 +10,8 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 
+from flowrl.rl.checked import one_flag, real_rewards, step_answer
+
 Env = gymnasium.Env[Any, Any]
 Autoreset = Literal["next_step", "same_step", "disabled"]
 Vectorization = Literal["auto", "sync", "async", "entry_point"]
@@ -104,9 +106,9 @@ class FrameSkip(gymnasium.Wrapper[Any, Any, Any, Any]):
         """The last frame's answer with the rewards of all."""
         total: Any = 0.0
         for _ in range(self.frame_skip):
-            obs, reward, terminated, truncated, info = self.env.step(action)
-            total = total + np.asarray(reward, np.float64)
-            if terminated or truncated:
+            obs, reward, terminated, truncated, info = step_answer(self.env.step(action))
+            total = total + real_rewards(reward)
+            if one_flag("terminated", terminated) or one_flag("truncated", truncated):
                 break
         return obs, total, terminated, truncated, info
 

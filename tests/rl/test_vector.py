@@ -224,7 +224,7 @@ def test_a_vector_whose_rewards_are_several() -> None:
 
     source = make_vector_env(lambda: Two(3), 3)
     source.reset()
-    with pytest.raises(ValueError, match=r"gave rewards of shape \(3, 2\), expected 3 numbers"):
+    with pytest.raises(ValueError, match=r"rewards of shape \(3, 2\), expected 3 numbers"):
         source.step(np.zeros(3, np.int64))
 
 
