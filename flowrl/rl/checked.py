@@ -24,7 +24,7 @@ def reset_answer(answer: Any) -> tuple[Any, Any]:
     if type(answer) is not tuple or len(answer) != 2:
         what = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else _named(answer)
         raise TypeError(f"reset must return (observation, info) as in Gymnasium, it returned {what}; {OLD}")
-    if not isinstance(answer[1], Mapping):
+    if type(answer[1]) is not dict and not isinstance(answer[1], Mapping):
         raise TypeError(f"reset must return (observation, info), its info is {_named(answer[1])}; an empty one is {{}}")
     return answer
 
@@ -41,7 +41,7 @@ def step_answer(answer: Any) -> tuple[Any, Any, Any, Any, Any]:
             f"step must return (observation, reward, terminated, truncated, info) as in Gymnasium, it returned {what}; "
             f"{OLD}"
         )
-    if not isinstance(answer[4], Mapping):
+    if type(answer[4]) is not dict and not isinstance(answer[4], Mapping):
         raise TypeError(f"the info that step returns must be a dict, got {_named(answer[4])}; an empty one is {{}}")
     return answer
 
@@ -79,6 +79,8 @@ def one_flag(name: str, value: Any) -> bool:
     Raises:
         TypeError: neither. A text "False", None and NaN are no booleans.
     """
+    if type(value) is np.bool_:
+        return bool(value)
     array = np.asarray(value)
     if array.ndim or array.dtype.kind not in "bui" or array not in (0, 1):
         raise TypeError(f"{name} must be True or False, got {_named(value)}")
