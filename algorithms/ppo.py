@@ -11,13 +11,16 @@ from flowrl.numbers import check_fields
 from flowrl.operators import (
     AddAdvantages,
     ConcatBatches,
+    EvaluateEvery,
     ParallelRollouts,
     ReportMetrics,
     SendWeights,
+    ShareRewardMoments,
     Summary,
     TrainOneStep,
 )
 from flowrl.operators.training import TrainInfo
+from flowrl.rl.schedules import Rate, check_rate
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class PPOConfig:
     """A Gymnasium id, a factory, or "package.module:Name"."""
     env_kwargs: Mapping[str, Any] | None = None
     """Keyword arguments of the environment."""
+    env_options: rl.EnvOptions = field(default_factory=rl.EnvOptions)
+    """Wrappers, frame skip and stack, Atari's preprocessing; whether copies run in this process or in their own."""
     policy: rl.PolicySpec = field(default_factory=rl.PolicySpec)
     """What the policy is made of."""
     num_workers: int = 2
@@ -40,33 +45,62 @@ class PPOConfig:
     batch_steps: int = 1900
     """Environment steps that are trained on together, at least. One round gives 2 × 8 × 128 rows, of which those that
     only reset an environment are no steps; a little less than a round therefore trains once a round."""
+    reward_clip: float | None = None
+    """Rewards are clipped to ± this for training; returns are reported raw."""
+    normalize_rewards: bool = False
+    """Rewards are divided by the standard deviation of the discounted return of all workers."""
     epochs: int = 8
     """Passes over each batch."""
     minibatch: int = 512
-    """Rows of an update."""
-    learning_rate: float = 4e-3
-    """Adam's step size."""
+    """Rows of an update; of a recurrent policy, sequences of `unroll` steps."""
+    microbatch: int | None = None
+    """What of a minibatch goes through the network at once; the gradient is accumulated and stays the same."""
+    learning_rate: Rate = 4e-3
+    """Adam's step size: a number, or a schedule over environment steps such as Linear(4e-3, 0, 500_000)."""
     discount: float = 0.99
     """γ, of future rewards."""
     gae_lambda: float = 0.9
     """λ of generalized advantage estimation (arXiv:1506.02438)."""
-    clip: float = 0.2
-    """ε of the clipped surrogate (equation 7)."""
+    clip: Rate = 0.2
+    """ε of the clipped surrogate (equation 7); a number or a schedule."""
+    clip_value: Rate | None = None
+    """How far a value may move from the one at collection before its row is left out; None: any way."""
     value_cost: float = 0.5
     """Weight of the value loss, the mean squared error of the returns."""
-    entropy_cost: float = 0.0
-    """Weight of the entropy bonus."""
+    entropy_cost: Rate = 0.0
+    """Weight of the entropy bonus; a number or a schedule."""
+    target_kl: float | None = None
+    """Training on a batch ends when the policy has moved further than this (KL divergence); None: after all epochs."""
     max_grad_norm: float = 0.5
     """The gradient's global norm is clipped to it."""
+    evaluate_every_env_steps: int | None = None
+    """Evaluate after so many environment steps again and again, on an actor of its own; None: never."""
+    evaluate_episodes: int = 20
+    """Episodes of an evaluation, played with the most probable actions."""
+    video_dir: str | None = None
+    """Where each evaluation leaves a video of its first episode; needs the extra `video`."""
 
     def __post_init__(self) -> None:
         check_fields(
             self,
-            whole=("num_workers", "envs_per_worker", "unroll", "batch_steps", "epochs", "minibatch"),
-            positive=("learning_rate", "clip", "max_grad_norm"),
-            not_negative=("value_cost", "entropy_cost"),
+            whole=(
+                "num_workers",
+                "envs_per_worker",
+                "unroll",
+                "batch_steps",
+                "epochs",
+                "minibatch",
+                "evaluate_episodes",
+            ),
+            positive=("max_grad_norm",),
+            not_negative=("value_cost",),
             fraction=("discount", "gae_lambda"),
         )
+        check_rate("learning_rate", self.learning_rate, above_0=True)
+        check_rate("clip", self.clip, above_0=True)
+        check_rate("entropy_cost", self.entropy_cost, above_0=False)
+        if self.video_dir is not None and self.evaluate_every_env_steps is None:
+            raise ValueError(f"video_dir={self.video_dir!r} is for evaluations: set evaluate_every_env_steps too")
 
     def graph(self) -> Flow[Summary]:
         """The whole algorithm as a flow of summaries."""
@@ -77,14 +111,21 @@ def graph(cfg: PPOConfig) -> Flow[Summary]:
     """PPO with a clipped surrogate (arXiv:1707.06347)."""
     workers = actors(
         rl.RolloutWorker, cfg.env, cfg.policy, steps=cfg.unroll, num_envs=cfg.envs_per_worker,
-        env_kwargs=cfg.env_kwargs, count=cfg.num_workers, name="workers",
+        env_kwargs=cfg.env_kwargs, env_options=cfg.env_options, reward_clip=cfg.reward_clip,
+        normalize_rewards=cfg.discount if cfg.normalize_rewards else None, count=cfg.num_workers, name="workers",
     )  # fmt: skip
     learner = actor(
-        rl.Learner, cfg.policy, rl.losses.PPOLoss(cfg.clip, cfg.value_cost, cfg.entropy_cost),
-        learning_rate=cfg.learning_rate, max_grad_norm=cfg.max_grad_norm, name="learner",
+        rl.Learner, cfg.policy,
+        rl.losses.PPOLoss(cfg.clip, cfg.value_cost, cfg.entropy_cost, clip_value=cfg.clip_value),
+        learning_rate=cfg.learning_rate, max_grad_norm=cfg.max_grad_norm, target_kl=cfg.target_kl, name="learner",
     )  # fmt: skip
     rollouts = ParallelRollouts(workers).for_each(AddAdvantages(cfg.discount, cfg.gae_lambda)).gather_sync()
-    return rollouts.through(learn(cfg, learner, workers)).for_each(ReportMetrics())
+    trained = rollouts.through(learn(cfg, learner, workers))
+    if cfg.normalize_rewards:
+        trained = trained.for_each(ShareRewardMoments(workers))
+    if cfg.evaluate_every_env_steps is not None:
+        trained = trained.for_each(evaluate(cfg, learner, cfg.evaluate_every_env_steps))
+    return trained.for_each(ReportMetrics())
 
 
 def learn(
@@ -93,6 +134,15 @@ def learn(
     """The part that a mix reuses: from rollouts to weights sent."""
     return lambda rollouts: (
         rollouts.for_each(ConcatBatches(min_steps=cfg.batch_steps))
-        .for_each(TrainOneStep(learner, epochs=cfg.epochs, minibatch=cfg.minibatch))
+        .for_each(TrainOneStep(learner, epochs=cfg.epochs, minibatch=cfg.minibatch, microbatch=cfg.microbatch))
         .for_each(SendWeights(learner, to=workers))
     )
+
+
+def evaluate(cfg: PPOConfig, learner: ActorGroup[rl.Learner], every_env_steps: int) -> EvaluateEvery:
+    """Evaluations beside training, on environments without what is for training only (clipped rewards)."""
+    evaluators = actor(
+        rl.Evaluator, cfg.env, cfg.policy, env_kwargs=cfg.env_kwargs, env_options=cfg.env_options,
+        num_envs=cfg.envs_per_worker, video_dir=cfg.video_dir, name="evaluators",
+    )  # fmt: skip
+    return EvaluateEvery(evaluators, learner, env_steps=every_env_steps, episodes=cfg.evaluate_episodes)

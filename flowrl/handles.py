@@ -227,6 +227,11 @@ class Pending(Generic[T]):
         return self.call.infos[0]
 
     @property
+    def done(self) -> bool:
+        """Whether the driver knows the answer, or that there will be none."""
+        return bool(self.call.done)
+
+    @property
     def ref(self) -> Ref[T]:
         """A reference to the answer, also while it is still out; other actors may be sent it."""
         return self.run.ref_to(self.call)

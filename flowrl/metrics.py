@@ -8,6 +8,7 @@ A delta is `(node, policy, name, rule, value, weight)`; the rules are
 | mean | adds value·weight and weight | the weighted mean over the run |
 | last | replaces | the newest |
 | list | appends, keeps the newest `WINDOW` | the mean of the window; the total count beside it |
+| moments | joins count, mean and M2 exactly | the mean; `Table.moments` has all three |
 """
 
 from __future__ import annotations
@@ -50,6 +51,23 @@ class Listed:
     values: tuple[float, ...]
 
 
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and M2 (the sum of squared deviations from the mean) of values, joined as if seen at once."""
+
+    count: float
+    mean: float
+    m2: float
+
+    def join(self, other: Moments) -> Moments:
+        """The moments of both (Chan, Golub and LeVeque, 1979)."""
+        if self.count == 0 or other.count == 0:
+            return other if self.count == 0 else self
+        count, apart = self.count + other.count, other.mean - self.mean
+        mean = self.mean + apart * (other.count / count)
+        return Moments(count, mean, self.m2 + other.m2 + apart * apart * (self.count * other.count / count))
+
+
 def deltas_of(node: str, metrics: Mapping[Any, Any]) -> list[Delta]:
     """The deltas of an Answer's metrics; a plain number is a Last, a key may be (policy, name).
 
@@ -65,6 +83,8 @@ def deltas_of(node: str, metrics: Mapping[Any, Any]) -> list[Delta]:
             found.append(_delta(node, policy, name, "mean", entry.value, entry.weight))
         elif isinstance(entry, Listed):
             found.append(_delta(node, policy, name, "list", entry.values))
+        elif isinstance(entry, Moments):
+            found.append((node, policy, name, "moments", (entry.count, entry.mean, entry.m2), 1.0))
         else:
             found.append(_delta(node, policy, name, "last", entry.value if isinstance(entry, Last) else entry))
     return found
@@ -127,10 +147,11 @@ class Recorder:
 
 
 class _Cell:
-    __slots__ = ("rule", "total", "weight", "window")
+    __slots__ = ("moments", "rule", "total", "weight", "window")
 
     def __init__(self, rule: str):
         self.rule = rule
+        self.moments = Moments(0.0, 0.0, 0.0)
         self.total: float = 0.0
         self.weight: float = 0.0
         self.window: deque[float] | None = deque(maxlen=WINDOW) if rule == "list" else None
@@ -143,6 +164,9 @@ class _Cell:
             self.weight += weight
         elif self.rule == "last":
             self.total = value
+        elif self.rule == "moments":
+            self.moments = self.moments.join(Moments(*value))
+            self.total = self.moments.mean
         else:
             assert self.window is not None
             self.window.extend(value)
@@ -188,6 +212,14 @@ class Table:
     def count(self, name: str) -> float:
         """How many values a list metric, or what total a sum metric, got over all nodes."""
         return sum(cell.total for (_, _, n), cell in self._cells.items() if n == name and cell.rule in ("list", "sum"))
+
+    def moments(self, name: str) -> Moments:
+        """The joined moments of that name, over all nodes and policies; of count 0 before the first."""
+        joined = Moments(0.0, 0.0, 0.0)
+        for (_, _, n), cell in self._cells.items():
+            if n == name:
+                joined = joined.join(cell.moments)
+        return joined
 
     def by_node(self) -> dict[str, dict[str, float]]:
         """{node: {name or policy/name: value}}."""

@@ -70,6 +70,11 @@ class Context:
         return self._need_run("having").having(method)
 
     @property
+    def deterministic(self) -> bool:
+        """Whether timing cannot change the numbers of the run's graph (`explain()` says why)."""
+        return bool(self._need_run("deterministic").deterministic())
+
+    @property
     def report(self) -> Any:
         """The whole run's metrics and counters (`flowrl.engine.stats.Accounts`)."""
         return self._need_run("report").report()

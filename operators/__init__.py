@@ -13,8 +13,10 @@ from flowrl.lazy import lazy_names
 if TYPE_CHECKING:
     from flowrl.operators.advantages import AddAdvantages
     from flowrl.operators.batching import ConcatBatches
+    from flowrl.operators.evaluation import EvaluateEvery
     from flowrl.operators.policies import SelectPolicies
     from flowrl.operators.reporting import ReportMetrics, Summary
+    from flowrl.operators.rewards import ShareRewardMoments
     from flowrl.operators.rollouts import ParallelRollouts
     from flowrl.operators.standardize import Standardize
     from flowrl.operators.training import TrainOneStep
@@ -26,8 +28,10 @@ else:
         {
             "advantages": ("AddAdvantages",),
             "batching": ("ConcatBatches",),
+            "evaluation": ("EvaluateEvery",),
             "policies": ("SelectPolicies",),
             "reporting": ("ReportMetrics", "Summary"),
+            "rewards": ("ShareRewardMoments",),
             "rollouts": ("ParallelRollouts",),
             "standardize": ("Standardize",),
             "training": ("TrainOneStep",),
@@ -39,10 +43,12 @@ else:
 __all__ = [
     "AddAdvantages",
     "ConcatBatches",
+    "EvaluateEvery",
     "ParallelRollouts",
     "ReportMetrics",
     "SelectPolicies",
     "SendWeights",
+    "ShareRewardMoments",
     "Standardize",
     "Summary",
     "TrainOneStep",

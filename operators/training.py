@@ -36,18 +36,22 @@ class TrainInfo:
 class TrainOneStep(AskOperator[Batch, TrainInfo]):
     """Has the learner train on each batch: `epochs` passes in minibatches of `minibatch` rows (None: the whole batch).
 
+    `microbatch` bounds the rows that go through the network at once; the numbers are the same. Policies with memory
+    train on whole sequences, and both then count sequences: columns of the time-major batch.
+
     When the learner starts, it is told the spaces of the graph's environments, from which it builds its policy.
     """
 
     learner: ActorGroup[Any]
     epochs: int = 1
     minibatch: int | None = None
+    microbatch: int | None = None
     in_flight: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "in_flight", "minibatch"):
+        for name in ("epochs", "in_flight", "minibatch", "microbatch"):
             value = getattr(self, name)
-            if name == "minibatch" and value is None:
+            if name in ("minibatch", "microbatch") and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value!r}")
@@ -67,7 +71,10 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
 
     def ask(self, value: Ref[Batch], ctx: Context) -> Pending[TrainInfo]:
         learner = ctx.actors(self.learner)[0]
-        pending = learner.ask("train", value, epochs=self.epochs, minibatch=self.minibatch, env_steps=ctx.env_steps)
+        sizes: dict[str, Any] = {"epochs": self.epochs, "minibatch": self.minibatch}
+        if self.microbatch is not None:
+            sizes["microbatch"] = self.microbatch
+        pending = learner.ask("train", value, **sizes, env_steps=ctx.env_steps)
         return pending.made_from_info(partial(TrainInfo.of, learner.name, value.info.env_steps))
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl.metrics import WINDOW, Last, Listed, Mean, Recorder, Sum, Table, deltas_of
+from flowrl.metrics import WINDOW, Last, Listed, Mean, Moments, Recorder, Sum, Table, deltas_of
 
 
 def test_rules():
@@ -98,3 +98,17 @@ def test_merging_in_parts_equals_merging_at_once(entries, cut):
 def test_what_is_no_metric_is_named(metrics: dict[Any, Any], told: str) -> None:
     with pytest.raises(TypeError, match=told):
         deltas_of("node", metrics)
+
+
+def test_moments_join_as_if_seen_at_once() -> None:
+    table = Table()
+    parts = [(1.0, 2.0), (6.0,), (), (3.0, 3.0, 9.0)]
+    for number, part in enumerate(parts):
+        mean = sum(part) / len(part) if part else 0.0
+        moments = Moments(len(part), mean, sum((value - mean) ** 2 for value in part))
+        table.merge(deltas_of(f"shard {number % 2}", {("red", "reward_moments"): moments}))
+    joined = table.moments("reward_moments")
+    assert (joined.count, joined.mean) == (6, 4.0)
+    assert joined.m2 == pytest.approx(9 + 4 + 4 + 1 + 1 + 25)
+    assert table.read("shard 0", "reward_moments", "red") == pytest.approx(1.5)
+    assert table.moments("nothing") == Moments(0.0, 0.0, 0.0)

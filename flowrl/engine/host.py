@@ -293,5 +293,5 @@ def _plain(deltas: Sequence[Delta]) -> dict[str, float]:
     return {
         (name if policy is None else f"{policy}/{name}"): value
         for _, policy, name, rule, value, _ in deltas
-        if rule != "list"
+        if rule not in ("list", "moments")
     }

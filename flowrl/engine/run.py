@@ -210,30 +210,30 @@ class Run(Iterator[T], Generic[T]):
         return self._ask(state, "policy_state"), state.actor_class
 
     def evaluate(self, episodes: int = 20, *, deterministic: bool = True) -> Any:
-        """Plays whole episodes with the newest weights, on an environment of its own with its own seeds.
+        """Plays whole episodes with the newest weights, on environments of their own with their own seeds.
 
-        Training's random streams are not touched. Returns an `Evaluation` (returns, lengths, mean, interval).
+        The run's evaluators share the episodes, where it has some; otherwise a rollout worker plays them between two
+        pulls. Training's random streams are not touched. Returns an `Evaluation` (returns, lengths, mean, interval).
 
         Raises:
-            LookupError: no actor of this run can evaluate (rollout workers can).
+            LookupError: no actor of this run can evaluate (evaluators and rollout workers can).
         """
-        for states in self._engine.states.values():
-            if hasattr(states[0].actor_class, "evaluate"):
-                break
-        else:
-            raise LookupError("no actor of this run can evaluate; rollout workers can")
+        able = [states for states in self._engine.states.values() if hasattr(states[0].actor_class, "evaluate")]
+        if not able:
+            raise LookupError("no actor of this run can evaluate; evaluators and rollout workers can")
+        apart = next((states for states in able if getattr(states[0].actor_class, "evaluates", False)), None)
         self._evaluations += 1
         seed = self._engine.seed_of("evaluation", self._evaluations)
-        newest = {
-            learner[0].group: learner[0].published for learner in self._engine.states.values() if learner[0].published
-        }
-        handle = self._engine.handle(states[0], "evaluate", held=False)
+        given: dict[str, Any] = {"deterministic": deterministic}
+        newest = [out for states in self._engine.states.values() if (out := states[0].published) is not None]
         if len(newest) == 1:
-            version, weights = next(iter(newest.values()))
-            return handle.ask(
-                "evaluate", episodes, seed, deterministic=deterministic, weights=weights, version=version
-            ).result()
-        return handle.ask("evaluate", episodes, seed, deterministic=deterministic).result()
+            given["version"], given["weights"] = newest[0]
+        asked = [
+            self._engine.handle(state, "evaluate", held=False).ask("evaluate", episodes, seed, **given)
+            for state in (able[0][:1] if apart is None else apart)
+        ]
+        parts = [part for part in (pending.result() for pending in asked) if part is not None]
+        return parts[0] if len(parts) == 1 else type(parts[0]).concat(parts)
 
     def stats(self) -> Stats:
         """Figures per node and group since the run began, and what limits it."""

@@ -56,6 +56,10 @@ class NodeView:
             if callable(getattr(state.actor_class, method, None))
         )
 
+    def deterministic(self) -> bool:
+        """Whether the graph is."""
+        return self.engine.deterministic
+
     def report(self) -> Any:
         """The run's figures."""
         return self.engine.accounts

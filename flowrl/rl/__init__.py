@@ -7,29 +7,35 @@ from typing import TYPE_CHECKING
 from flowrl.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from flowrl.rl import losses, returns
+    from flowrl.rl import losses, returns, schedules
     from flowrl.rl.envs import EnvContext
+    from flowrl.rl.evaluator import Evaluator
     from flowrl.rl.learner import Learner
     from flowrl.rl.losses import Loss, LossOut
     from flowrl.rl.policy import Policy
     from flowrl.rl.spec import PolicySpec, Progress
     from flowrl.rl.worker import RolloutWorker
+    from flowrl.rl.wrappers import EnvOptions
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
             "envs": ("EnvContext",),
+            "evaluator": ("Evaluator",),
             "learner": ("Learner",),
             "losses": ("Loss", "LossOut"),
             "policy": ("Policy",),
             "spec": ("PolicySpec", "Progress"),
             "worker": ("RolloutWorker",),
+            "wrappers": ("EnvOptions",),
         },
-        modules=("losses", "returns"),
+        modules=("losses", "returns", "schedules"),
     )
 
 __all__ = [
     "EnvContext",
+    "EnvOptions",
+    "Evaluator",
     "Learner",
     "Loss",
     "LossOut",
@@ -39,4 +45,5 @@ __all__ = [
     "RolloutWorker",
     "losses",
     "returns",
+    "schedules",
 ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from flowrl.rl.observations import Obs, ObsLayout, map_arrays
 
 Array = npt.NDArray[Any]
 
@@ -33,16 +35,34 @@ class Running:
 class Fragment:
     """Arrays for T steps of N environments: observations (T + 1, N, ...), the rest (T, N).
 
-    `finals` holds (step, environment, observation) of episodes whose last observation the next row
-    does not show. Memory is new with each fragment, because the batch is handed out without a copy.
+    Nested observations are a dict of such arrays by path. `finals` holds (step, environment, observation) of
+    episodes whose last observation the next row does not show. Memory is new with each fragment, because the
+    batch is handed out without a copy.
     """
 
-    def __init__(self, steps: int, num_envs: int, obs_shape: tuple[int, ...], obs_dtype: np.dtype[Any]):
-        self.obs_SN = np.empty((steps + 1, num_envs, *obs_shape), obs_dtype)
+    def __init__(self, steps: int, num_envs: int, layout: ObsLayout):
+        self.layout = layout
+        self.obs_SN: Obs = layout.empty((steps + 1, num_envs))
         self.rewards_TN = np.empty((steps, num_envs))
         self.terminated_TN = np.empty((steps, num_envs), np.bool_)
         self.truncated_TN = np.empty((steps, num_envs), np.bool_)
-        self.finals: list[tuple[int, int, Array]] = []
+        self.starts_TN = np.zeros((steps, num_envs), np.bool_)
+        self.taken = 0  # steps, so far
+        self.finals: list[tuple[int, int, Obs]] = []
+
+    def put(self, step: int, obs_N: Obs) -> None:
+        """Copies observations (N, ...) into row `step`."""
+        if isinstance(self.obs_SN, dict):
+            for path, array_N in obs_N.items():  # type: ignore[union-attr]
+                self.obs_SN[path][step] = array_N
+        else:
+            self.obs_SN[step] = obs_N
+
+    def at(self, step: int) -> Obs:
+        """The observations (N, ...) of row `step`."""
+        if isinstance(self.obs_SN, dict):
+            return {path: array_SN[step] for path, array_SN in self.obs_SN.items()}
+        return self.obs_SN[step]
 
     def close_rows(self, running: Running, phantom_rows: bool) -> npt.NDArray[np.bool_]:
         """Which rows are transitions, (T, N); rows that only reset are cleared."""
@@ -68,13 +88,13 @@ class Fragment:
         if not np.isfinite(rewards_TN).all():
             t, n = (int(i) for i in np.argwhere(~np.isfinite(rewards_TN))[0])
             found.append((t, n, "rewards", self.rewards_TN[t, n]))
-        if self.obs_SN.dtype.kind == "f":
-            if not np.isfinite(self.obs_SN[1:]).all():
-                t, n, *at = (int(i) for i in np.argwhere(~np.isfinite(self.obs_SN[1:]))[0])
-                found.append((t, n, f"obs{at}", self.obs_SN[(t + 1, n, *at)]))
-            for t, n, obs in self.finals:
+        for name, obs_SN, finals in self._float_parts():
+            if not np.isfinite(obs_SN[1:]).all():
+                t, n, *at = (int(i) for i in np.argwhere(~np.isfinite(obs_SN[1:]))[0])
+                found.append((t, n, f"{name}{at}", obs_SN[(t + 1, n, *at)]))
+            for t, n, obs in finals:
                 if not np.isfinite(obs).all():
-                    found.append((t, n, "the final obs", obs[~np.isfinite(obs)][0]))
+                    found.append((t, n, f"the final {name}", obs[~np.isfinite(obs)][0]))
         if not found:
             return
         t, n, column, value = min(found, key=lambda entry: entry[:2])
@@ -86,6 +106,13 @@ class Fragment:
             f"{before + int(valid_TN[start : t + 1, n].sum())} of its episode, vector step {steps_before + t + 1} of "
             f"the worker; mend the environment, or wrap it so that it clips or ends the episode there"
         )
+
+    def _float_parts(self) -> Iterator[tuple[str, Array, list[tuple[int, int, Array]]]]:
+        """Each part of the observations that holds floats: its column, its array, and its final ones."""
+        for leaf in self.layout.leaves:
+            if leaf.dtype.kind == "f":
+                finals = [(t, n, self.layout.part(leaf, obs)) for t, n, obs in self.finals]
+                yield leaf.column, self.layout.part(leaf, self.obs_SN), finals
 
     def episodes(self, valid_TN: npt.NDArray[np.bool_], running: Running) -> tuple[tuple[float, ...], tuple[int, ...]]:
         """Raw returns and lengths of the episodes that ended here, in order of time; `running` moves on."""
@@ -113,16 +140,29 @@ class Fragment:
             following_TN[t, n] = entry
         return following_TN
 
-    def final_obs(self) -> Array | None:
+    def following_obs(self) -> Obs:
+        """The observation that followed each step, (T, N, ...): at an episode's end the final one."""
+        at_finals = self.final_obs()
+        if not isinstance(self.obs_SN, dict):
+            return self.following(self.obs_SN, at_finals)  # type: ignore[arg-type]
+        finals = {} if at_finals is None else at_finals
+        return {path: self.following(array, finals.get(path)) for path, array in self.obs_SN.items()}  # type: ignore[union-attr]
+
+    def final_obs(self) -> Obs | None:
         """The final observations (F, ...) of `finals`, stored as the other observations are; None if there are none."""
         if not self.finals:
             return None
-        return np.stack([obs for _, _, obs in self.finals]).astype(self.obs_SN.dtype)
+        observations = [obs for _, _, obs in self.finals]
+        parts = {
+            leaf.path: np.stack([self.layout.part(leaf, obs) for obs in observations]).astype(leaf.dtype)
+            for leaf in self.layout.leaves
+        }
+        return parts if self.layout.nested else parts[""]
 
     def columns(self) -> Mapping[str, Array]:
         """The columns that the environment gave."""
         return {
-            "obs": self.obs_SN[:-1],
+            **self.layout.columns("obs", map_arrays(lambda array: array[:-1], self.obs_SN)),
             "rewards": self.rewards_TN.astype(np.float32),
             "terminated": self.terminated_TN,
             "truncated": self.truncated_TN,

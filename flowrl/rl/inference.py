@@ -2,86 +2,130 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.rl.initial import initial_weights, layer_shapes, num_weights
+from flowrl.rl.actions import ActionLayout
+from flowrl.rl.encoding import NumpyEncoder
+from flowrl.rl.initial import initial_weights, layer_shapes, num_log_stds, num_statistics, num_weights
+from flowrl.rl.masks import Mask, masked
+from flowrl.rl.numpy_distributions import Sampler, sampler_of
+from flowrl.rl.observations import Obs, ObsLayout, map_arrays, num_rows
 from flowrl.rl.perceptron import Perceptron
-from flowrl.rl.spaces import num_actions
+from flowrl.rl.spaces import runs_in_numpy
 from flowrl.rl.spec import PolicySpec, Spaces
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
-Indices = npt.NDArray[np.int64]
-TINY = np.finfo(np.float32).tiny
+State = dict[str, Floats]
 
 
 class Inference(Protocol):
-    """A policy that acts and values. Actions are indices 0..A-1, whatever `Discrete.start` says."""
+    """A policy that acts and values. Actions are as batches store them (`flowrl.rl.actions.ActionLayout`).
+
+    size: the length of its flat vector. sampler: what makes actions of a model's outputs. state_shapes: those of
+    the state that it carries from step to step, by name; empty if it keeps none.
+    """
 
     size: int
+    actions: ActionLayout
+    sampler: Sampler
+    state_shapes: Mapping[str, tuple[int, ...]]
 
     def set_weights(self, flat: Floats) -> None:
         """Takes a flat float32 vector of length `size`."""
 
-    def forward(self, obs_N: Array) -> tuple[Floats, Floats | None]:
-        """Logits (N, A), valid until the next call; and values (N,) where they cost nothing more, else None."""
+    def forward(self, obs_N: Obs) -> tuple[Floats, Floats | None]:
+        """Outputs (N, P), valid until the next call; and values (N,) where they cost nothing more, else None."""
 
-    def values(self, obs_N: Array) -> Floats:
+    def values(self, obs_N: Obs) -> Floats:
         """Values (N,)."""
 
-    def sample(self, obs_N: Array, rng: np.random.Generator) -> tuple[Indices, Floats, Floats]:
-        """Actions sampled with `rng`, their log-probabilities, and values, each (N,)."""
+    def step(self, obs_N: Obs, state: State, starts_N: npt.NDArray[np.bool_]) -> tuple[Floats, Floats, State]:
+        """Outputs (N, P), values (N,) and the state after a step; it is zeroed before it where `starts_N` is true."""
 
-    def greedy(self, obs_N: Array) -> Indices:
-        """The most probable actions (N,)."""
+    def initial_state(self, num_envs: int) -> State:
+        """The state (N, ...) at the beginning of episodes; empty if the policy keeps none."""
+
+    def act(
+        self,
+        obs_N: Obs,
+        rng: np.random.Generator | None = None,
+        *,
+        mask: Mask | None = None,
+        state: State | None = None,
+        starts_N: npt.NDArray[np.bool_] | None = None,
+    ) -> tuple[Array, State]:
+        """Actions (N, ...), sampled with `rng` or else the most probable, and the state after the step."""
 
 
-class LogitsInference:
-    """What is common to policies over Discrete actions: sampling and picking from `forward`'s logits."""
+class Acting:
+    """What is common to all inference: actions from outputs."""
 
     size: int
 
-    def forward(self, obs_N: Array) -> tuple[Floats, Floats | None]:
+    def __init__(self, spec: PolicySpec, spaces: Spaces):
+        self.actions = ActionLayout.of(spaces.action, squash=spec.squash)
+        self.sampler: Sampler = sampler_of(self.actions)
+        self.state_shapes: Mapping[str, tuple[int, ...]] = {}
+
+    def forward(self, obs_N: Obs) -> tuple[Floats, Floats | None]:
         raise NotImplementedError
 
-    def values(self, obs_N: Array) -> Floats:
+    def values(self, obs_N: Obs) -> Floats:
         raise NotImplementedError
 
-    def sample(self, obs_N: Array, rng: np.random.Generator) -> tuple[Indices, Floats, Floats]:
-        """Actions sampled with `rng`, their log-probabilities, and values, each (N,).
+    def step(self, obs_N: Obs, state: State, starts_N: npt.NDArray[np.bool_]) -> tuple[Floats, Floats, State]:
+        raise NotImplementedError
+
+    def initial_state(self, num_envs: int) -> State:
+        """The state (N, ...) at the beginning of episodes: zeros."""
+        return {name: np.zeros((num_envs, *shape), np.float32) for name, shape in self.state_shapes.items()}
+
+    def act(
+        self,
+        obs_N: Obs,
+        rng: np.random.Generator | None = None,
+        *,
+        mask: Mask | None = None,
+        state: State | None = None,
+        starts_N: npt.NDArray[np.bool_] | None = None,
+    ) -> tuple[Array, State]:
+        """Actions (N, ...), sampled with `rng` or else the most probable, and the state after the step.
 
         Raises:
-            FloatingPointError: the logits or values are not finite.
+            FloatingPointError: the outputs are not finite.
         """
-        logits, values = self.forward(obs_N)
-        check_finite("logits", logits)
-        actions = np.asarray((logits - log_exponential(rng, logits.shape)).argmax(1), np.int64)
-        logp = log_probability(logits, actions)
-        if values is None:
-            values = self.values(obs_N)
-        check_finite("values", values)
-        return actions, logp, values
-
-    def greedy(self, obs_N: Array) -> Indices:
-        """The most probable actions (N,).
-
-        Raises:
-            FloatingPointError: the logits are not finite.
-        """
-        logits, _ = self.forward(obs_N)
-        check_finite("logits", logits)
-        return np.asarray(logits.argmax(1), np.int64)
+        after: State = {}
+        if self.state_shapes:
+            rows = num_rows(obs_N)
+            before = self.initial_state(rows) if state is None else state
+            params, _, after = self.step(obs_N, before, np.zeros(rows, np.bool_) if starts_N is None else starts_N)
+        else:
+            params, _ = self.forward(obs_N)
+        check_finite("logits", params)
+        params = masked(params, mask)
+        if rng is None:
+            return self.sampler.mode(params), after
+        actions = np.empty((len(params), *self.actions.shape), self.actions.dtype)
+        self.sampler.pick(params, self.sampler.noise(rng, params.shape[:1]), actions)
+        return actions, after
 
 
-class NumpyInference(LogitsInference):
-    """The default model without torch, equal to it within 1e-6."""
+class NumpyInference(Acting):
+    """The default model without torch, equal to it within 1e-6; without images and memory."""
 
     def __init__(self, spec: PolicySpec, spaces: Spaces):
+        super().__init__(spec, spaces)
         actor, critic = layer_shapes(spec, spaces)
         self._actor, self._critic = Perceptron(actor, spec.activation), Perceptron(critic, spec.activation)
+        self._num_log_stds, self._num_statistics = num_log_stds(spaces), num_statistics(spec, spaces)
+        self._log_std = np.zeros(self._num_log_stds, np.float32)
+        layout = ObsLayout.of(spaces.observation)
+        self._encoder = None if layout.plain and not spec.normalize_obs else NumpyEncoder(layout)
         self.size = num_weights(spec, spaces)
 
     def set_weights(self, flat: Floats) -> None:
@@ -91,73 +135,26 @@ class NumpyInference(LogitsInference):
             ValueError: its length is not `size`, or it is not finite.
         """
         check_weights(flat, self.size)
-        self._critic.load(flat[self._actor.load(flat) :])
+        at = self._actor.load(flat)
+        self._log_std = np.array(flat[at : at + self._num_log_stds])
+        at += self._num_log_stds
+        at += self._critic.load(flat[at:])
+        if self._encoder is not None and self._num_statistics:
+            self._encoder.normalize_by(flat[at : at + self._num_statistics], flat[at + self._num_statistics :])
 
-    def forward(self, obs_N: Array) -> tuple[Floats, None]:
-        """Logits (N, A), valid until the next call; values cost as much again, so they are left out."""
-        return self._actor(obs_N).T, None
+    def forward(self, obs_N: Obs) -> tuple[Floats, None]:
+        """Outputs (N, P), valid until the next call; values cost as much again, so they are left out."""
+        outputs = self._actor(obs_N if self._encoder is None else self._encoder(obs_N)).T  # type: ignore[arg-type]
+        if self._num_log_stds:
+            outputs = np.concatenate((outputs, np.broadcast_to(self._log_std, outputs.shape)), 1)
+        return outputs, None
 
-    def values(self, obs_N: Array) -> Floats:
+    def values(self, obs_N: Obs) -> Floats:
         """Values (N,)."""
-        return self._critic(obs_N)[0].copy()
+        return self._critic(obs_N if self._encoder is None else self._encoder(obs_N))[0].copy()  # type: ignore[arg-type]
 
 
-class Unroll:
-    """The actions of one fragment, step by step, and afterwards their log-probabilities and the values.
-
-    The noise is drawn beforehand and the probabilities are computed once for the whole fragment:
-    between two steps of the environment only a forward pass and an argmax (Gumbel's) remain.
-    `epsilon` mixes in uniform actions; log-probabilities are then those of the mixture.
-    """
-
-    def __init__(
-        self, net: Inference, spaces: Spaces, steps: int, num_envs: int, rng: np.random.Generator, epsilon: float = 0.0
-    ):
-        count = num_actions(spaces)
-        self.actions_TN: Indices = np.empty((steps, num_envs), np.int64)
-        self._net, self._epsilon, self._count = net, epsilon, count
-        self._log_noise = log_exponential(rng, (steps, num_envs, count))
-        self._logits = np.empty((steps, num_envs, count), np.float32)
-        self._values: Floats = np.empty((steps + 1, num_envs), np.float32)
-        self._values_known = False
-        if epsilon > 0.0:
-            self._explore = rng.random((steps, num_envs)) < epsilon
-            self._uniform = rng.integers(count, size=(steps, num_envs))
-
-    def act(self, t: int, obs_N: Array) -> Indices:
-        """The actions (N,) of step t; rows of `actions_TN`."""
-        logits, values = self._net.forward(obs_N)
-        self._logits[t] = logits
-        actions = self.actions_TN[t]
-        (self._logits[t] - self._log_noise[t]).argmax(1, out=actions)
-        if values is not None:
-            self._values[t] = values
-            self._values_known = True
-        if self._epsilon > 0.0:
-            np.copyto(actions, self._uniform[t], where=self._explore[t])
-        return actions
-
-    def finish(self, obs_SN: Array) -> tuple[Floats, Floats]:
-        """Log-probabilities (T, N) and values (T + 1, N) of all T + 1 observations.
-
-        Raises:
-            FloatingPointError: the logits or values are not finite; names step and environment.
-        """
-        check_finite("logits", self._logits)
-        logp_TN = log_probability(self._logits, self.actions_TN)
-        if self._epsilon > 0.0:
-            mixed = (1.0 - self._epsilon) * np.exp(logp_TN, dtype=np.float64) + self._epsilon / self._count
-            logp_TN = np.log(mixed).astype(np.float32)
-        if self._values_known:
-            self._values[-1] = self._net.values(obs_SN[-1])
-        else:
-            rows = obs_SN.reshape(-1, *obs_SN.shape[2:])
-            self._values = self._net.values(rows).reshape(obs_SN.shape[:2])
-        check_finite("values", self._values)
-        return logp_TN, self._values
-
-
-class TorchInference(LogitsInference):
+class TorchInference(Acting):
     """A torch module as a policy: in evaluation mode, on one thread.
 
     Its own initialization follows from `seed` until `set_weights`.
@@ -168,9 +165,11 @@ class TorchInference(LogitsInference):
 
         from flowrl.rl.policy import Policy
 
+        super().__init__(spec, spaces)
         torch.set_num_threads(1)
         self._policy = Policy(spec, spaces, seed=seed)
         self._policy.module.eval()
+        self.state_shapes = self._policy.state_shapes
         self.size = len(self._policy.get_weights())
 
     def set_weights(self, flat: Floats) -> None:
@@ -186,44 +185,43 @@ class TorchInference(LogitsInference):
         """A copy of the weights as one flat vector."""
         return self._policy.get_weights()
 
-    def forward(self, obs_N: Array) -> tuple[Floats, Floats]:
-        """Logits (N, A) and values (N,)."""
+    def forward(self, obs_N: Obs) -> tuple[Floats, Floats]:
+        """Outputs (N, P) and values (N,), of a policy that keeps no state."""
         import torch
 
         with torch.inference_mode():
-            out = self._policy.forward({"obs": torch.as_tensor(obs_N)})
-        return out.logits.numpy(), out.values.numpy()
+            out = self._policy.run(map_arrays(torch.as_tensor, obs_N))
+        return out.dist.params.numpy(), out.values.numpy()
 
-    def values(self, obs_N: Array) -> Floats:
+    def values(self, obs_N: Obs) -> Floats:
         """Values (N,)."""
         return self.forward(obs_N)[1]
+
+    def step(self, obs_N: Obs, state: State, starts_N: npt.NDArray[np.bool_]) -> tuple[Floats, Floats, State]:
+        """Outputs (N, P), values (N,) and the state after a step; it is zeroed before it where `starts_N` is true."""
+        import torch
+
+        with torch.inference_mode():
+            out = self._policy.run_sequence(
+                map_arrays(lambda array: torch.as_tensor(array)[None], obs_N),
+                None,
+                {name: torch.as_tensor(h) for name, h in state.items()},
+                torch.as_tensor(starts_N)[None],
+            )
+        after = {name: h.numpy() for name, h in out.state.items()}
+        return out.dist.params[0].numpy(), out.values[0].numpy(), after
 
 
 def make_inference(
     spec: PolicySpec, spaces: Spaces, seed: np.random.SeedSequence | None = None
-) -> tuple[Inference, Floats]:
-    """NumPy inference for the default model, torch for any other; and its initial weights, which it has."""
-    if spec.model is not None:
+) -> tuple[NumpyInference | TorchInference, Floats]:
+    """NumPy inference for the default model without images and memory, torch for any other; and its initial weights."""
+    if not runs_in_numpy(spec, spaces):
         torch_net = TorchInference(spec, spaces, seed)
         return torch_net, torch_net.get_weights()
     net, flat = NumpyInference(spec, spaces), initial_weights(spec, spaces, seed)
     net.set_weights(flat)
     return net, flat
-
-
-def log_exponential(rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-    """Logarithms of exponential noise: argmax(logits - noise) is a sample of softmax(logits) (Gumbel)."""
-    noise = rng.standard_exponential(shape, dtype=np.float32)
-    np.maximum(noise, TINY, out=noise)
-    return np.log(noise, out=noise)
-
-
-def log_probability(logits: Floats, actions: Indices) -> Floats:
-    """log softmax(logits)[actions] over the last axis, without overflow; float32 of the actions' shape."""
-    shifted = logits.reshape(-1, logits.shape[-1])
-    shifted = shifted - shifted.max(1, keepdims=True)
-    chosen = shifted[np.arange(len(shifted)), actions.ravel()]
-    return (chosen - np.log(np.exp(shifted).sum(1))).reshape(actions.shape)
 
 
 def check_weights(flat: Floats, size: int) -> None:

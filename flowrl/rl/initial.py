@@ -8,7 +8,10 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.rl.spaces import num_actions, obs_size
+from flowrl.rl.actions import ActionLayout
+from flowrl.rl.encoding import num_numbers
+from flowrl.rl.observations import ObsLayout
+from flowrl.rl.spaces import obs_size, runs_in_numpy
 from flowrl.rl.spec import PolicySpec, Spaces
 
 Shape = tuple[int, int]
@@ -19,12 +22,26 @@ def layer_shapes(spec: PolicySpec, spaces: Spaces) -> tuple[tuple[Shape, ...], t
     """The (out, in) shapes of the weights of the default model's actor and critic, first layer first."""
     widths = (obs_size(spaces), *spec.hidden)
     trunk = tuple((out, into) for into, out in itertools.pairwise(widths))
-    return (*trunk, (num_actions(spaces), widths[-1])), (*trunk, (1, widths[-1]))
+    actions = ActionLayout.of(spaces.action, squash=spec.squash)
+    outputs = actions.size if actions.kind == "box" else actions.num_params
+    return (*trunk, (outputs, widths[-1])), (*trunk, (1, widths[-1]))
+
+
+def num_log_stds(spaces: Spaces) -> int:
+    """How many log standard deviations stand behind the default actor's layers: one a number of a Box action."""
+    actions = ActionLayout.of(spaces.action)
+    return actions.size if actions.kind == "box" else 0
+
+
+def num_statistics(spec: PolicySpec, spaces: Spaces) -> int:
+    """How many numbers of an observation are normalized, each with a mean and a variance."""
+    return num_numbers(ObsLayout.of(spaces.observation)) if spec.normalize_obs else 0
 
 
 def num_weights(spec: PolicySpec, spaces: Spaces) -> int:
-    """The length of the default model's flat vector: for actor then critic, layer by layer, weight and bias."""
-    return sum(out * into + out for net in layer_shapes(spec, spaces) for out, into in net)
+    """The length of the default model's flat vector (`initial_weights` has the layout)."""
+    layers = sum(out * into + out for net in layer_shapes(spec, spaces) for out, into in net)
+    return layers + num_log_stds(spaces) + 2 * num_statistics(spec, spaces)
 
 
 def initial_weights(
@@ -34,23 +51,36 @@ def initial_weights(
 
     Orthogonal weights (arXiv:1312.6120) with gain sqrt(2) in hidden layers, 0.01 in the actor's head
     and 1 in the critic's; biases are zero. Layout: for actor then critic, for each layer: the weight
-    of shape (out, in) in C order, then the bias (out,).
+    of shape (out, in) in C order, then the bias (out,); behind the actor's layers the log standard
+    deviations of Box actions; at the end mean and variance of normalized observations.
 
     Raises:
-        ValueError: for a specification with a model of its own, which initializes itself.
+        ValueError: for a model of the user's own, with images or recurrent, which initializes itself.
     """
-    if spec.model is not None:
+    if not runs_in_numpy(spec, spaces):
         raise ValueError(
-            f"initial_weights is for the default model; {spec.model!r} initializes itself when Policy builds it"
+            f"initial_weights is for the default model without images or memory; the model of {spec} for "
+            f"{spaces.observation} initializes itself when Policy builds it"
         )
     rng = np.random.default_rng(seed)
-    parts: list[npt.NDArray[np.float32]] = []
-    for net, head_gain in zip(layer_shapes(spec, spaces), (ACTOR_GAIN, CRITIC_GAIN), strict=True):
-        for i, (out, into) in enumerate(net):
-            gain = head_gain if i == len(net) - 1 else HIDDEN_GAIN
-            parts.append((gain * orthogonal(out, into, rng)).astype(np.float32).ravel())
-            parts.append(np.zeros(out, np.float32))
+    actor, critic = layer_shapes(spec, spaces)
+    statistics = num_statistics(spec, spaces)
+    parts = [
+        *_layers(actor, ACTOR_GAIN, rng),
+        np.full(num_log_stds(spaces), spec.initial_log_std, np.float32),
+        *_layers(critic, CRITIC_GAIN, rng),
+        np.zeros(statistics, np.float32),
+        np.ones(statistics, np.float32),
+    ]
     return np.concatenate(parts)
+
+
+def _layers(shapes: tuple[Shape, ...], head_gain: float, rng: np.random.Generator) -> list[npt.NDArray[np.float32]]:
+    parts = []
+    for i, (out, into) in enumerate(shapes):
+        gain = head_gain if i == len(shapes) - 1 else HIDDEN_GAIN
+        parts += [(gain * orthogonal(out, into, rng)).astype(np.float32).ravel(), np.zeros(out, np.float32)]
+    return parts
 
 
 def orthogonal(out: int, into: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,12 +13,15 @@ from torch import Tensor
 from flowrl.batch import Batch, MultiAgentBatch
 from flowrl.metrics import Sum
 from flowrl.ref import Answer
-from flowrl.rl.adam import Adam
-from flowrl.rl.losses import Loss, LossOut
+from flowrl.rl.descent import Descent, EarlyStop
+from flowrl.rl.gradients import finite_norm, gradient_of
+from flowrl.rl.losses import Loss
 from flowrl.rl.policy import Policy
+from flowrl.rl.rows import batch_of, minibatches, rows_of
+from flowrl.rl.schedules import Rate, check_rate, value_at
 from flowrl.rl.spec import PolicySpec, Progress, Spaces
 from flowrl.rl.tally import Tally
-from flowrl.rl.tensors import TensorBatch, nonfinite_columns, tensors_of
+from flowrl.rl.tensors import TensorBatch
 from flowrl.rl.torch_state import quiet
 
 Float32 = npt.NDArray[np.float32]
@@ -31,9 +33,11 @@ class Learner:
 
     policy: what the policy is made of.
     loss: what is minimized; `loss.needs` are the columns that a batch must have.
-    learning_rate: Adam's step size.
+    learning_rate: Adam's step size; a number or a schedule.
     max_grad_norm: the gradient's global norm is clipped to it before each update; None leaves it.
     adam_eps: Adam's epsilon.
+    target_kl: training on a batch ends before the first update whose rows show the policy further than this from
+        the one that acted, by the loss's metric `kl`; None never ends it.
     policy_id: whose spaces and rows are taken, where there are several policies.
     seed: of the initial weights and the order of rows; no global generator is used.
 
@@ -50,23 +54,22 @@ class Learner:
         policy: PolicySpec,
         loss: Loss,
         *,
-        learning_rate: float = 3e-4,
+        learning_rate: Rate = 3e-4,
         max_grad_norm: float | None = 0.5,
         adam_eps: float = 1e-5,
+        target_kl: float | None = None,
         policy_id: str = "default",
         seed: int | np.random.SeedSequence | None = None,
     ):
         if not callable(loss) or not hasattr(loss, "needs"):
             raise ValueError(f"loss must be callable and have `needs`, the columns that it reads; got {loss!r}")
-        numbers = {"learning_rate": learning_rate, "adam_eps": adam_eps, "max_grad_norm": max_grad_norm}
-        for name, value in numbers.items():
+        check_rate("learning_rate", learning_rate, above_0=True)
+        for name, value in (("adam_eps", adam_eps), ("max_grad_norm", max_grad_norm), ("target_kl", target_kl)):
             if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"{name} must be above 0 and finite, got {value}")
         self.spec = policy
         self.loss = loss
         self.learning_rate = learning_rate
-        self.max_grad_norm = max_grad_norm
-        self.adam_eps = adam_eps
         self.policy_id = policy_id
         sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
         # Spawned by hand: SeedSequence.spawn counts its children, and the caller's sequence must not change.
@@ -75,9 +78,11 @@ class Learner:
         )
         self._rng = np.random.default_rng(order_seed)
         self._policy: Policy | None = None
-        self._optimizers: dict[str, Adam] = {}
+        self._descent = Descent(max_grad_norm=max_grad_norm, adam_eps=adam_eps)
         self._pending_state: Mapping[str, Any] | None = None
         self._now = Progress()
+        self._microbatch: int | None = None
+        self._stop = EarlyStop(target_kl)
         self._updates = self._version = 0
 
     # life
@@ -126,36 +131,65 @@ class Learner:
 
     # training
     def train(
-        self, batch: Batch | MultiAgentBatch, *, epochs: int = 1, minibatch: int | None = None, env_steps: int = 0
+        self,
+        batch: Batch | MultiAgentBatch,
+        *,
+        epochs: int = 1,
+        minibatch: int | None = None,
+        microbatch: int | None = None,
+        env_steps: int = 0,
     ) -> Answer[None]:
         """Trains on the valid rows of a batch and publishes the new weights, one version up.
 
         Each epoch takes all rows in a new order, `minibatch` at a time (None: all at once), the shorter last
-        minibatch too. `env_steps` is the global count that schedules are functions of. Metrics are keyed
-        (policy_id, name): those of the updates, averaged by rows, and learning_rate, updates (so far), rows and
-        trained_steps (rows times epochs, a sum). Without rows of this policy nothing is trained: trained_steps 0,
-        the version stands.
+        minibatch too; a recurrent policy takes whole sequences, columns of a time-major batch, and counts those.
+        `microbatch` bounds what goes through the network at once: a minibatch's gradient is summed over parts of
+        that size, and stays the same. `env_steps` is the global count that schedules are functions of. Metrics are
+        keyed (policy_id, name): those of the updates, averaged by rows, and learning_rate, updates (so far), rows,
+        trained_steps (rows times epochs, a sum; less where `target_kl` ended it, which `kl_stops` counts).
+        Without rows of this policy nothing is trained: trained_steps 0, the version stands.
 
         Raises:
             KeyError: a column that the loss needs is missing.
             FloatingPointError: a column, the loss or the gradient is not finite; nothing has changed in that update.
         """
-        for name, number in (("epochs", epochs), ("minibatch", minibatch)):
+        for name, number in (("epochs", epochs), ("minibatch", minibatch), ("microbatch", microbatch)):
             if number is not None and number < 1:
                 raise ValueError(f"{name} must be at least 1, got {number}")
-        mine = self._rows_of(batch)
-        if mine is None:
+        given = batch_of(batch, self.policy_id)
+        if given is None:
             return self._answer({"trained_steps": Sum(0), "rows": 0})
+        mine = rows_of(given, self.policy, self.needs, self._where())
+        self._now, self._microbatch = Progress(env_steps, self._updates), microbatch
+        self._stop.begin()
+        if self.policy.statistics is not None:
+            self.policy.statistics.update(given)
         tally = Tally()
         with quiet(self._rng if self.spec.model else None):
-            for _ in range(epochs):
-                for part in self._minibatches(mine, minibatch):
-                    self._now = Progress(env_steps, self._updates)
-                    tally.add(self.update(part, self._now), part.rows)
-                    self._updates += 1
+            trained_rows = self._train_on(mine, epochs, minibatch, tally)
         self._version += 1
-        counts = {"updates": self._updates, "rows": mine.rows, "trained_steps": Sum(mine.rows * epochs)}
-        return self._answer({**tally.means(), "learning_rate": self.learning_rate, **counts})
+        counts: dict[str, Any] = {
+            "learning_rate": self._learning_rate(self._now),
+            "updates": self._updates,
+            "rows": mine.rows,
+            "trained_steps": Sum(trained_rows),
+        }
+        if self._stop.target_kl is not None:
+            counts["kl_stops"] = Sum(int(self._stop.stopped))
+        return self._answer({**tally.means(), **counts})
+
+    def _train_on(self, mine: TensorBatch, epochs: int, minibatch: int | None, tally: Tally) -> int:
+        """How many rows were trained on, each epoch's apart."""
+        trained_rows = 0
+        for _ in range(epochs):
+            for part in minibatches(mine, minibatch, self._rng):
+                self._now = Progress(self._now.env_steps, self._updates)
+                tally.add(self.update(part, self._now), part.rows)
+                if self._stop.stopped:
+                    return trained_rows
+                trained_rows += part.rows
+                self._updates += 1
+        return trained_rows
 
     def update(self, batch: TensorBatch, now: Progress) -> Metrics:
         """One update on a minibatch; returns its metrics. Override for several losses or parameter groups."""
@@ -167,29 +201,36 @@ class Learner:
         Raises:
             FloatingPointError: the loss or the gradient is not finite; the parameters have not changed.
         """
-        span = self.policy.span(group)
-        out, gradient = self._gradient(loss, batch, self._now if now is None else now)
-        norm = self._norm(gradient[span], batch)
-        self._descend(group, span, gradient[span], norm)
+        span, now = self.policy.span(group), self._now if now is None else now
+        out, gradient = gradient_of(self.policy, loss, batch, now, microbatch=self._microbatch, where=self._where())
+        norm = finite_norm(gradient[span], batch, self._where())
+        if not self._stop.check(out.metrics):
+            self._descent.step(group, self.policy.flat[span], gradient[span], norm, self._learning_rate(now))
         return {**out.metrics, "grad_norm": norm}
 
-    def compute_gradients(self, batch: Batch | MultiAgentBatch, *, env_steps: int = 0) -> Answer[Float32]:
+    def compute_gradients(
+        self, batch: Batch | MultiAgentBatch, *, microbatch: int | None = None, env_steps: int = 0
+    ) -> Answer[Float32]:
         """The gradient of the mean loss over the valid rows, flat, not clipped; the answer's `env_steps` count them.
 
         Raises:
             ValueError: the batch has no row of this policy.
         """
-        mine = self._rows_of(batch)
-        if mine is None:
+        given = batch_of(batch, self.policy_id)
+        if given is None:
             raise ValueError(f"the batch has no valid row of policy {self.policy_id!r} to compute gradients from")
+        mine = rows_of(given, self.policy, self.needs, self._where())
         with quiet(self._rng if self.spec.model else None):
-            out, gradient = self._gradient(self.loss, mine, Progress(env_steps, self._updates))
-            self._norm(gradient, mine)
+            now = Progress(env_steps, self._updates)
+            out, gradient = gradient_of(self.policy, self.loss, mine, now, microbatch=microbatch, where=self._where())
+            finite_norm(gradient, mine, self._where())
         metrics = {(self.policy_id, name): float(value) for name, value in out.metrics.items()}
         return Answer(gradient.numpy(), metrics, self._version, env_steps=mine.rows)
 
-    def apply_gradients(self, gradients: npt.ArrayLike) -> Answer[None]:
+    def apply_gradients(self, gradients: npt.ArrayLike, *, env_steps: int = 0) -> Answer[None]:
         """One Adam step along a flat gradient, clipped here by its global norm; publishes the new weights.
+
+        `env_steps` is the global count that a learning-rate schedule is a function of.
 
         Raises:
             ValueError: the gradient has another length.
@@ -200,11 +241,12 @@ class Learner:
         if gradient.shape != expected:
             raise ValueError(f"gradients must be flat with shape {tuple(expected)}, got {tuple(gradient.shape)}")
         with quiet(self._rng if self.spec.model else None):
-            norm = self._norm(gradient, None)
-            self._descend("all", self.policy.span("all"), gradient, norm)
+            norm = finite_norm(gradient, None, self._where())
+            rate = self._learning_rate(Progress(env_steps, self._updates))
+            self._descent.step("all", self.policy.flat_parameters, gradient, norm, rate)
         self._updates += 1
         self._version += 1
-        return self._answer({"grad_norm": norm, "learning_rate": self.learning_rate, "updates": self._updates})
+        return self._answer({"grad_norm": norm, "learning_rate": rate, "updates": self._updates})
 
     # state
     def policy_state(self) -> dict[str, Any]:
@@ -226,7 +268,7 @@ class Learner:
             "weights": policy.get_weights(),
             "buffers": policy.other_buffers(),
             "target": policy.target.get_weights() if policy.has_target else None,
-            "optimizers": {group: adam.get_state() for group, adam in self._optimizers.items()},
+            "optimizers": self._descent.get_state(),
             "generator": self._rng.bit_generator.state,
             "updates": self._updates,
             "version": self._version,
@@ -242,49 +284,13 @@ class Learner:
         self._policy.set_other_buffers(state["buffers"])
         if state["target"] is not None:
             self._policy.target.set_weights(state["target"])
-        self._optimizers = {}
-        for group, moments in state["optimizers"].items():
-            self._optimizer(group, self._policy.span(group)).set_state(moments)
+        spans = {group: self._policy.span(group) for group in state["optimizers"]}
+        self._descent.set_state(state["optimizers"], {group: span.stop - span.start for group, span in spans.items()})
         self._rng.bit_generator.state = state["generator"]
         self._updates, self._version = int(state["updates"]), int(state["version"])
 
-    # inside an update
-    def _rows_of(self, batch: Batch | MultiAgentBatch) -> TensorBatch | None:
-        """This policy's valid rows as tensors; None where there are none."""
-        mine = batch.get(self.policy_id) if isinstance(batch, MultiAgentBatch) else batch
-        if mine is None or mine.env_steps == 0:
-            return None
-        return tensors_of(mine, self.needs, self._where())
-
-    def _minibatches(self, rows: TensorBatch, minibatch: int | None) -> Iterator[TensorBatch]:
-        if minibatch is None or minibatch >= rows.rows:
-            yield rows
-            return
-        yield from rows.minibatches(minibatch, torch.from_numpy(self._rng.permutation(rows.rows)))
-
-    def _gradient(self, loss: Loss, batch: TensorBatch, now: Progress) -> tuple[LossOut, Tensor]:
-        """The loss's answer and its flat gradient."""
-        out = loss(self.policy, batch, now)
-        loss_value = float(out.loss.detach())
-        if not math.isfinite(loss_value):
-            raise FloatingPointError(self._not_finite(f"the loss is {loss_value}", batch))
-        return out, self.policy.gradient(out.loss)
-
-    def _norm(self, gradient: Tensor, batch: TensorBatch | None) -> float:
-        norm = float(torch.linalg.vector_norm(gradient))
-        if not math.isfinite(norm):
-            raise FloatingPointError(self._not_finite(f"the norm of the gradient is {norm}", batch))
-        return norm
-
-    def _descend(self, group: str, span: slice, gradient: Tensor, norm: float) -> None:
-        if self.max_grad_norm is not None and norm > self.max_grad_norm:
-            gradient.mul_(self.max_grad_norm / (norm + 1e-6))
-        self._optimizer(group, span).step(self.policy.flat[span], gradient, self.learning_rate)
-
-    def _optimizer(self, group: str, span: slice) -> Adam:
-        if group not in self._optimizers:
-            self._optimizers[group] = Adam(span.stop - span.start, eps=self.adam_eps)
-        return self._optimizers[group]
+    def _learning_rate(self, now: Progress) -> float:
+        return value_at(self.learning_rate, now.env_steps, "learning_rate")
 
     def _answer(self, metrics: Mapping[str, Any]) -> Answer[None]:
         keyed = {(self.policy_id, name): value for name, value in metrics.items()}
@@ -292,9 +298,3 @@ class Learner:
 
     def _where(self) -> str:
         return f"learner of policy {self.policy_id!r}, update {self._updates}"
-
-    def _not_finite(self, what: str, batch: TensorBatch | None) -> str:
-        columns = [] if batch is None else nonfinite_columns(batch)
-        cause = f"not finite: {columns}" if columns else "what went in was finite: try a lower learning rate"
-        cause = "it was computed elsewhere" if batch is None else cause
-        return f"{self._where()}: {what}, so the parameters were left as they are ({cause})"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -13,144 +12,225 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from flowrl.rl.distributions import Categorical
+from flowrl.rl.actions import ActionLayout
+from flowrl.rl.distributions import MASKED, Distribution, distribution_of
+from flowrl.rl.encoding import num_numbers
+from flowrl.rl.flat import FlatModule, evaluating
 from flowrl.rl.initial import initial_weights
 from flowrl.rl.models import ActorCritic, build_module
-from flowrl.rl.spaces import action_offset, check_spaces, num_actions
+from flowrl.rl.obs_statistics import ObsStatistics
+from flowrl.rl.observations import MASK, ObsLayout
+from flowrl.rl.sequences import STARTS, SequenceBatch
+from flowrl.rl.spaces import check_policy, runs_in_numpy
 from flowrl.rl.spec import PolicySpec, Spaces
 
 Float32 = npt.NDArray[np.float32]
+TensorObs = Tensor | dict[str, Tensor]
+State = dict[str, Tensor]
 
 
 class PolicyOut(NamedTuple):
-    """What a policy says of B observations: a distribution over actions and the values (B,)."""
+    """What a policy says of observations: distributions over actions, the values, and a recurrent policy's state.
 
-    dist: Categorical
+    Rows have the leading dimensions of the observations: (B,) or (T, N). `state` (N, ...) is that after the last
+    step; empty for a policy that keeps none.
+    """
+
+    dist: Distribution
     values: Tensor
+    state: State = {}  # noqa: RUF012  (never written to)
 
     @property
     def logits(self) -> Tensor:
-        """The logits (B, A) of the distribution."""
-        return self.dist.logits_BA
+        """The model's outputs (..., P), masked: what the distribution is made of."""
+        return self.dist.params
 
 
-class Policy:
+class Policy(FlatModule):
     """A policy over its spaces: `act`, `forward`, `target`, and all its weights as one flat float32 vector.
 
-    The flat vector holds the module's parameters in order and then its float buffers; the parameters are
-    views into it. For the default model that is actor then critic, layer by layer, weight (out, in) and bias.
+    The flat vector holds the module's parameters in order, its float buffers, and mean and variance of normalized
+    observations; the parameters are views into it. For the default model that is actor then critic, layer by layer,
+    weight (out, in) and bias, behind the actor's layers any log standard deviations.
     Initial weights follow from the seed alone and no global generator is touched.
 
     Raises:
-        UnsupportedSpace: the spaces are not Discrete actions and Box observations.
+        UnsupportedSpace: no policy can observe or act in the spaces, or not with this specification.
         TypeError: the module has parameters that are not float32.
     """
 
     def __init__(self, spec: PolicySpec, spaces: Spaces, *, seed: int | np.random.SeedSequence | None = None):
-        check_spaces(spaces)
+        check_policy(spec, spaces)
         sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
         self.spec = spec
         self.spaces = spaces
-        self._adopt(build_module(spec, spaces, sequence))
-        if spec.model is None:
+        self.layout = ObsLayout.of(spaces.observation)
+        self.actions = ActionLayout.of(spaces.action, squash=spec.squash)
+        self._dist = distribution_of(self.actions)
+        normalizes = spec.normalize_obs and num_numbers(self.layout) > 0
+        self._adopt(build_module(spec, spaces, sequence), ObsStatistics(self.layout) if normalizes else None)
+        if runs_in_numpy(spec, spaces):
             self.set_weights(initial_weights(spec, spaces, sequence))
         self._generator = torch.Generator()
         self._generator.manual_seed(int(sequence.generate_state(2, np.uint64)[1] >> 1))
 
-    def _adopt(self, module: nn.Module) -> None:
-        self.module = module
-        self.parameters: tuple[nn.Parameter, ...] = tuple(module.parameters())
-        buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
-        self.flat, self._num_parameters = _flatten(self.parameters, buffers)
-        # What the default model's gradient is taken for: the same numbers as one leaf of the graph.
-        self._leaf = self.flat_parameters.detach().requires_grad_()
+    def _adopt(self, module: nn.Module, statistics: ObsStatistics | None) -> None:
+        super()._adopt(module, statistics)
         self._towers = module.towers() if isinstance(module, ActorCritic) else None
+        self.state_shapes: dict[str, tuple[int, ...]] = dict(getattr(module, "state_shapes", {}))
         self._target: Policy | None = None
-        shape = self.spaces.observation.shape
-        self._observation_ndim = len(shape)
-        self._actions = num_actions(self.spaces)
 
     # acting
-    def act(self, obs: npt.ArrayLike, *, deterministic: bool = False, state: None = None) -> Any:
-        """The environment's action for one observation (an int), or an array (B,) of them for a batch.
+    def act(
+        self,
+        obs: Any,
+        *,
+        deterministic: bool = False,
+        state: Mapping[str, npt.ArrayLike] | None = None,
+        action_mask: npt.ArrayLike | None = None,
+    ) -> Any:
+        """The environment's action for one observation (an int if Discrete, else an array), or an array for a batch.
 
-        `deterministic` takes the most probable action; otherwise it is drawn with the policy's own generator.
+        Args:
+            obs: an observation as the environment gives it, or a batch with one leading dimension more everywhere.
+            deterministic: takes the most probable action; otherwise it is drawn with the policy's own generator.
+            state: of a recurrent policy, which gives (action, state after it); None begins an episode.
+            action_mask: which actions may be taken, where the observation does not hold it.
 
         Raises:
             ValueError: the observation has neither the space's shape nor one leading dimension more, or a
                 `state` is given to a policy that keeps none.
             FloatingPointError: the network's outputs are not finite.
         """
-        if state is not None:
+        if state is not None and not self.state_shapes:
             raise ValueError(f"this policy keeps no state between steps, so state must be None, got {state!r}")
-        array = np.asarray(obs)
-        shape = self.spaces.observation.shape
-        one = array.shape == shape
-        if not one and array.shape[1:] != shape:
-            raise ValueError(
-                f"obs has shape {array.shape}, but one observation of this policy has {shape} and a batch (B, *{shape})"
-            )
-        with torch.no_grad(), _evaluating(self.module):
-            dist = self._run(torch.tensor(array[None] if one else array)).dist
-        if not torch.isfinite(dist.logits_BA).all():
+        tensors, one = self._tensors(obs)
+        mask = self.layout.mask_of(obs) if action_mask is None else np.asarray(action_mask, np.bool_)
+        mask_BA = None if mask is None else torch.tensor(mask[None] if one else mask)
+        with torch.no_grad(), evaluating(self.module):
+            out = self._act(tensors, mask_BA, None if state is None else _state(state, one))
+        if not torch.isfinite(out.dist.params).all():
             raise FloatingPointError(
                 "the policy's logits are not finite: look for NaN in the observation or the weights"
             )
-        index_B = dist.mode() if deterministic else dist.sample(self._generator)
-        actions_B = index_B.numpy() + action_offset(self.spaces)
-        return int(actions_B[0]) if one else actions_B
+        stored = out.dist.mode() if deterministic else out.dist.sample(self._generator)
+        actions_B = self.actions.to_env(stored.numpy())
+        action: Any = actions_B
+        if one:
+            action = int(actions_B[0]) if self.actions.kind == "discrete" else np.asarray(actions_B[0])
+        if not self.state_shapes:
+            return action
+        return action, {name: (h[0] if one else h).numpy() for name, h in out.state.items()}
+
+    def _act(self, obs: TensorObs, mask_BA: Tensor | None, state: State | None) -> PolicyOut:
+        if not self.state_shapes:
+            return self.run(obs, mask_BA)
+        rows = len(obs if isinstance(obs, Tensor) else next(iter(obs.values())))
+        starts_1N = torch.full((1, rows), state is None)
+        out = self.run_sequence(
+            map_obs(lambda x: x[None], obs),
+            None if mask_BA is None else mask_BA[None],
+            self.initial_state(rows) if state is None else state,
+            starts_1N,
+        )
+        return PolicyOut(self._dist(out.dist.params[0]), out.values[0], out.state)
+
+    def _tensors(self, obs: Any) -> tuple[TensorObs, bool]:
+        """An environment's observation as tensors with a leading dimension, and whether it was a single one."""
+        split = self.layout.split(obs)
+        arrays = split if isinstance(split, dict) else {"": split}
+        first = self.layout.leaves[0]
+        one = arrays[first.path].shape == first.shape
+        for leaf in self.layout.leaves:
+            found = arrays[leaf.path].shape
+            if (found if one else found[1:]) != leaf.shape or (not one and not found):
+                raise ValueError(
+                    f"{leaf.column} has shape {found}, but one observation of this policy has {leaf.shape} and a "
+                    f"batch (B, *{leaf.shape})"
+                )
+        tensors = {path: torch.tensor(array[None] if one else array) for path, array in arrays.items()}
+        return (tensors if self.layout.nested else tensors[""]), one
 
     def seed(self, seed: int) -> None:
         """Starts the generator that `act` draws from anew."""
         self._generator.manual_seed(seed)
 
+    def initial_state(self, rows: int) -> State:
+        """The state (rows, ...) of a recurrent policy at the beginning of an episode: zeros."""
+        return {name: torch.zeros(rows, *shape) for name, shape in self.state_shapes.items()}
+
     # training
     def forward(self, batch: Mapping[str, Any]) -> PolicyOut:
-        """Distribution and values (B,) for the column `obs` (or those below `obs/`) of a batch, with gradients.
+        """Distribution and values for the column `obs` (or those below `obs/`) of a batch, with gradients.
 
-        A time-major batch (T, N) gives logits (T, N, A) and values (T, N).
+        Rows (B,) or (T, N). A column `action_mask` is applied. A recurrent policy takes a time-major batch with
+        the columns `state/...`, whose first row begins, and `starts`, before whose rows the state is zeroed; of a
+        learner's SequenceBatch it gives the valid rows (B,).
 
         Raises:
-            ValueError: the module's logits or values have the wrong shape.
+            ValueError: the module's params or values have the wrong shape.
+            KeyError: a column is missing.
         """
-        tree = getattr(batch, "tree", None)
-        obs = batch["obs"] if tree is None else tree("obs")
-        return self._run(obs if isinstance(obs, Tensor | dict) else torch.tensor(np.asarray(obs)))
+        if isinstance(batch, SequenceBatch):
+            return self._rows_of_sequences(batch)
+        obs = map_obs(_tensor, _tree(batch, "obs"))
+        if self.layout.mask is not None and MASK not in batch:
+            raise KeyError(f"the observations of this policy hold an action mask, but the batch has no column {MASK!r}")
+        mask = _tensor(batch[MASK]) if MASK in batch else None
+        if not self.state_shapes:
+            return self.run(obs, mask)
+        state = {name: _tensor(h)[0] for name, h in _tree(batch, "state").items()}
+        return self.run_sequence(obs, mask, state, _tensor(batch[STARTS]))
 
-    def _run(self, obs: Any) -> PolicyOut:
-        if not isinstance(obs, Tensor):
-            return self._outputs(self._network(obs), len(next(iter(obs.values()))))
-        leading = obs.shape[: obs.dim() - self._observation_ndim]
+    def run(self, obs: TensorObs, mask: Tensor | None = None) -> PolicyOut:
+        """Distribution and values of observations (B, ...) or (T, N, ...), for a policy that keeps no state."""
+        leaf = self.layout.leaves[0]
+        first = obs if isinstance(obs, Tensor) else obs[leaf.path]
+        leading = first.shape[: first.dim() - len(leaf.shape)]
         if len(leading) == 1:
-            return self._outputs(self._network(obs), leading[0])
-        dist, values = self._outputs(self._network(obs.flatten(0, len(leading) - 1)), math.prod(leading))
-        return PolicyOut(Categorical(dist.logits_BA.unflatten(0, leading)), values.unflatten(0, leading))
+            return self._outputs(self._network(self._normalized(obs)), leading, mask)
+        rows = map_obs(lambda x: x.flatten(0, len(leading) - 1), obs)
+        params, values = self._checked(self._network(self._normalized(rows)), (math.prod(leading),))
+        return self._outputs((params.unflatten(0, leading), values.unflatten(0, leading)), leading, mask)
 
-    def _network(self, obs: Any) -> tuple[Tensor, Tensor]:
+    def run_sequence(self, obs: TensorObs, mask: Tensor | None, state: State, starts_TN: Tensor) -> PolicyOut:
+        """Distribution, values and last state of a recurrent policy over observations (T, N, ...)."""
+        steps, envs = starts_TN.shape
+        if self.statistics is not None:
+            rows = self.statistics(map_obs(lambda x: x.flatten(0, 1), obs))
+            obs = map_obs(lambda x: x.unflatten(0, (steps, envs)), rows)
+        params, values, after = self.module(obs, state, starts_TN)
+        out = self._outputs((params, values), starts_TN.shape, mask)
+        return PolicyOut(out.dist, out.values, after)
+
+    def _rows_of_sequences(self, batch: SequenceBatch) -> PolicyOut:
+        steps = batch.steps
+        below = {name.removeprefix("obs/"): column for name, column in steps.items() if name.startswith("obs/")}
+        out = self.run_sequence(below or steps["obs"], steps.get(MASK), dict(batch.initial), steps[STARTS])
+        return PolicyOut(self._dist(out.dist.params[batch.valid_TN]), out.values[batch.valid_TN], out.state)
+
+    def _normalized(self, obs: TensorObs) -> TensorObs:
+        return obs if self.statistics is None else self.statistics(obs)
+
+    def _network(self, obs: TensorObs) -> tuple[Tensor, Tensor]:
         if self._towers is not None and all(parameter.requires_grad for parameter in self.parameters):
             return cast("ActorCritic", self.module).from_flat(self._leaf, self._towers, obs)
         return self.module(obs)
 
-    def _outputs(self, outputs: tuple[Tensor, Tensor], rows: int) -> PolicyOut:
-        logits_BA, values_B = outputs
+    def _checked(self, outputs: tuple[Tensor, Tensor], leading: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        params, values = outputs
         # (B, 1) values against (B,) returns would broadcast to (B, B) without a word.
-        if logits_BA.shape != (rows, self._actions) or values_B.shape != (rows,):
+        if params.shape != (*leading, self.actions.num_params) or values.shape != leading:
+            rows = ", ".join(map(str, leading))
             raise ValueError(
-                f"the model must give logits ({rows}, {self._actions}) and values ({rows},) for {rows} observations, "
-                f"got {tuple(logits_BA.shape)} and {tuple(values_B.shape)}"
+                f"the model must give params ({rows}, {self.actions.num_params}) and values ({rows},) for {rows} "
+                f"observations, got {tuple(params.shape)} and {tuple(values.shape)}"
             )
-        return PolicyOut(Categorical(logits_BA), values_B)
+        return params, values
 
-    def gradient(self, loss: Tensor) -> Tensor:
-        """The flat gradient of a scalar over the parameters; 0 where it does not depend on them or they are frozen."""
-        trained = [parameter for parameter in self.parameters if parameter.requires_grad]
-        through_leaf, *rest = torch.autograd.grad(loss, [self._leaf, *trained], allow_unused=True)
-        if through_leaf is not None and all(gradient is None for gradient in rest):
-            return through_leaf
-        found = dict(zip(trained, rest, strict=True))
-        parts = [(parameter, found.get(parameter)) for parameter in self.parameters]
-        gradient = torch.cat([p.new_zeros(p.numel()) if g is None else g.reshape(-1) for p, g in parts])
-        return gradient if through_leaf is None else gradient.add_(through_leaf)
+    def _outputs(self, outputs: tuple[Tensor, Tensor], leading: tuple[int, ...], mask: Tensor | None) -> PolicyOut:
+        params, values = self._checked(outputs, leading)
+        return PolicyOut(self._dist(params if mask is None else params.masked_fill(~mask, MASKED)), values)
 
     @property
     def target(self) -> Policy:
@@ -167,68 +247,10 @@ class Policy:
     def _copy(self) -> Policy:
         other = object.__new__(type(self))
         vars(other).update(vars(self))
-        other._adopt(copy.deepcopy(self.module))
+        other._adopt(copy.deepcopy(self.module), copy.deepcopy(self.statistics))
         other._generator = torch.Generator()
         other._generator.set_state(self._generator.get_state())
         return other
-
-    # weights
-    @property
-    def flat_parameters(self) -> Tensor:
-        """The part of the flat vector that is trained: parameters without buffers. A view."""
-        return self.flat[: self._num_parameters]
-
-    def span(self, group: str) -> slice:
-        """Where a parameter group stands in the flat vector: "all", or the name of a submodule ("actor").
-
-        Raises:
-            KeyError: no parameter's name begins with the group's.
-            ValueError: the group's parameters are not contiguous.
-        """
-        if group == "all":
-            return slice(0, self._num_parameters)
-        spans, start = [], 0
-        for name, parameter in self.module.named_parameters():
-            if name == group or name.startswith(group + "."):
-                spans.append((start, start + parameter.numel()))
-            start += parameter.numel()
-        if not spans:
-            names = sorted({name.split(".")[0] for name, _ in self.module.named_parameters()})
-            raise KeyError(f"no parameter group {group!r}; this policy has 'all' and the submodules {names}")
-        if any(stop != start for (_, stop), (start, _) in itertools.pairwise(spans)):
-            raise ValueError(f"the parameters of group {group!r} are not next to each other in the module")
-        return slice(spans[0][0], spans[-1][1])
-
-    def get_weights(self) -> Float32:
-        """A copy of the flat vector."""
-        return self.flat.numpy().copy()
-
-    def set_weights(self, flat: npt.ArrayLike) -> None:
-        """Takes over a flat vector.
-
-        Raises:
-            ValueError: another length, or a value that is not finite.
-        """
-        array = np.asarray(flat, np.float32)
-        if array.shape != tuple(self.flat.shape):
-            raise ValueError(
-                f"this policy has {len(self.flat)} weights, got an array of shape {array.shape}: "
-                "they were made for another model or other spaces"
-            )
-        if not np.isfinite(array).all():
-            place = int(np.flatnonzero(~np.isfinite(array))[0])
-            raise ValueError(f"weights must be finite, got {array[place]} at position {place} of {len(array)}")
-        with torch.no_grad():
-            self.flat.copy_(torch.tensor(array))
-
-    def other_buffers(self) -> dict[str, npt.NDArray[Any]]:
-        """Copies of the buffers that are not floats (a count of batches), by name; not part of the flat vector."""
-        return {name: buffer.numpy().copy() for name, buffer in _integer_buffers(self.module)}
-
-    def set_other_buffers(self, buffers: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Takes over what `other_buffers` gave."""
-        for name, buffer in _integer_buffers(self.module):
-            buffer.copy_(torch.tensor(buffers[name]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.spec, self.spaces, self.get_weights(), self.other_buffers())
@@ -237,42 +259,30 @@ class Policy:
         return f"Policy({self.spec}, {self.spaces.observation} -> {self.spaces.action}, {len(self.flat):,} weights)"
 
 
+def map_obs(function: Callable[[Any], Tensor], obs: Any) -> TensorObs:
+    """The function of an observation's array, or of each part of a nested one."""
+    return {path: function(part) for path, part in obs.items()} if isinstance(obs, dict) else function(obs)
+
+
+def _tensor(column: Any) -> Tensor:
+    return column if isinstance(column, Tensor) else torch.tensor(np.asarray(column))
+
+
+def _tree(batch: Mapping[str, Any], path: str) -> Any:
+    """The column `path`, or else those below it as a dict by their path from there on."""
+    if path in batch:
+        return batch[path]
+    below = {name[len(path) + 1 :]: batch[name] for name in batch if name.startswith(path + "/")}
+    return below or batch[path]
+
+
+def _state(state: Mapping[str, npt.ArrayLike], one: bool) -> State:
+    arrays = {name: np.asarray(h, np.float32) for name, h in state.items()}
+    return {name: torch.tensor(h[None] if one else h) for name, h in arrays.items()}
+
+
 def _rebuild(spec: PolicySpec, spaces: Spaces, flat: Float32, buffers: Mapping[str, npt.NDArray[Any]]) -> Policy:
     policy = Policy(spec, spaces)
     policy.set_weights(flat)
     policy.set_other_buffers(buffers)
     return policy
-
-
-def _flatten(parameters: Sequence[nn.Parameter], buffers: Sequence[Tensor]) -> tuple[Tensor, int]:
-    """One float32 vector that the parameters and then the buffers are views of, and the parameters' length."""
-    tensors: list[Tensor] = [*parameters, *buffers]
-    for tensor in tensors:
-        if tensor.dtype != torch.float32:
-            raise TypeError(f"the model's parameters and float buffers must be float32, got one of {tensor.dtype}")
-    flat = torch.empty(sum(tensor.numel() for tensor in tensors))
-    with torch.no_grad():
-        for part, tensor in zip(flat.split([tensor.numel() for tensor in tensors]), tensors, strict=True):
-            part.copy_(tensor.reshape(-1))
-            tensor.data = part.view(tensor.shape)
-    return flat, sum(parameter.numel() for parameter in parameters)
-
-
-def _integer_buffers(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
-    return [(name, buffer) for name, buffer in module.named_buffers() if not buffer.is_floating_point()]
-
-
-class _evaluating:  # noqa: N801  (a context manager, used like a function)
-    """The module in evaluation mode, and afterwards in the mode it was in."""
-
-    def __init__(self, module: nn.Module):
-        self.module = module
-        self.training = module.training
-
-    def __enter__(self) -> None:
-        if self.training:
-            self.module.eval()
-
-    def __exit__(self, *error: object) -> None:
-        if self.training:
-            self.module.train()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import numpy as np
+from flowrl.rl.actions import ActionLayout
+from flowrl.rl.observations import ObsLayout
+from flowrl.rl.spec import PolicySpec, Spaces
+from flowrl.rl.unsupported import UnsupportedSpace
 
-from flowrl.rl.spec import Spaces
-
-SUPPORTED = "Discrete actions and Box observations of integers or floats"
-
-
-class UnsupportedSpace(ValueError):  # noqa: N818  (names the thing, like the spaces it speaks of)
-    """A space that no policy here can observe or act in."""
+__all__ = [
+    "UnsupportedSpace",
+    "check_policy",
+    "check_spaces",
+    "num_params",
+    "obs_size",
+    "runs_in_numpy",
+]
 
 
 def check_spaces(spaces: Spaces, where: str = "the environment") -> None:
@@ -24,44 +27,37 @@ def check_spaces(spaces: Spaces, where: str = "the environment") -> None:
         where: names the environment in the message.
 
     Raises:
-        UnsupportedSpace: names the space, what is supported and what to do.
+        UnsupportedSpace: names the space (and the place in a nested one), what is supported and what to do.
     """
-    from gymnasium.spaces import Box, Discrete
-
-    observation, action = spaces.observation, spaces.action
-    if not isinstance(observation, Box) or observation.dtype.kind not in "iuf":
-        raise _unsupported(
-            "observation", observation, where, "an ObservationWrapper", "FlattenObservation gives one Box"
-        )
-    if math.prod(observation.shape) == 0:
-        raise _unsupported("observation", observation, where, "an ObservationWrapper", "this one holds no number")
-    if not isinstance(action, Discrete):
-        raise _unsupported("action", action, where, "an ActionWrapper", "number the combinations that matter")
+    layout = ObsLayout.of(spaces.observation, where)
+    actions = ActionLayout.of(spaces.action, where=where)
+    layout.check_mask(actions, where)
 
 
-def num_actions(spaces: Spaces) -> int:
-    """The number A of actions; policies know them as indices 0..A-1."""
-    return int(spaces.action.n)
+def check_policy(spec: PolicySpec, spaces: Spaces, where: str = "the environment") -> None:
+    """Nothing, if a policy of this specification can observe and act in these spaces.
+
+    Raises:
+        UnsupportedSpace: as `check_spaces`, or `squash` for an action space without finite bounds.
+    """
+    check_spaces(spaces, where)
+    ActionLayout.of(spaces.action, squash=spec.squash, where=where)
 
 
-def action_offset(spaces: Spaces) -> int:
-    """What to add to an action's index to get what the environment understands (`Discrete.start`)."""
-    return int(spaces.action.start)
+def num_params(action_space: Any) -> int:
+    """P, how many numbers a model's head gives for one action.
+
+    Discrete: n logits. MultiDiscrete: the logits of all choices, one after the other. MultiBinary: a logit a bit.
+    Box: the means of all numbers and then their log standard deviations.
+    """
+    return ActionLayout.of(action_space).num_params
 
 
 def obs_size(spaces: Spaces) -> int:
-    """How many numbers one observation holds."""
-    return math.prod(spaces.observation.shape)
+    """How many numbers one encoded observation holds: what the default model's first layer sees, images flattened."""
+    return ObsLayout.of(spaces.observation).size
 
 
-def obs_dtype(spaces: Spaces) -> np.dtype[Any]:
-    """The dtype of a stored observation: integers as they are, every float as float32."""
-    dtype = np.dtype(spaces.observation.dtype)
-    return np.dtype(np.float32) if dtype.kind == "f" else dtype
-
-
-def _unsupported(role: str, space: object, where: str, wrapper: str, hint: str) -> UnsupportedSpace:
-    return UnsupportedSpace(
-        f"the {role} space of {where} is {space}, which is not supported; supported are {SUPPORTED}. "
-        f"Wrap the environment in {wrapper} that gives such a space ({hint})"
-    )
+def runs_in_numpy(spec: PolicySpec, spaces: Spaces) -> bool:
+    """Whether workers run this policy without torch: the default model without images and without memory."""
+    return spec.model is None and spec.recurrent is None and not ObsLayout.of(spaces.observation).images

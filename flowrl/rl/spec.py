@@ -12,14 +12,33 @@ class PolicySpec:
     """What a policy is made of; its spaces come from the environment.
 
     model: a function (observation space, action space) -> torch.nn.Module that maps observations to
-        (logits_BA, values_B); None builds two multilayer perceptrons, actor and critic apart.
-    hidden: widths of the hidden layers of the default model.
+        (params (B, P), values (B,)), P = `flowrl.rl.spaces.num_params(action space)` (logits, or means and then
+        log standard deviations). Nested observations come as a dict of tensors by path ("arm/joints"), without
+        the action mask. A module with memory has `state_shapes`, as `flowrl.rl.recurrent.RecurrentActorCritic` has.
+        None builds multilayer perceptrons, actor and critic apart, on the encoded observation.
+    hidden: widths of the hidden layers of the default model, behind the convolutions where there are images.
     activation: between the layers of the default model.
+    squash: Box actions are tanh of a Gaussian, scaled to the bounds; otherwise a Gaussian, clipped for the
+        environment only.
+    initial_log_std: what the default model's log standard deviations of Box actions begin with.
+    normalize_obs: observations (Box ones, images aside) are shifted and scaled by their running mean and variance,
+        which the learner keeps, and clipped to ±10.
+    recurrent: the default model gets a cell of this kind behind its encoder, shared by actor and critic.
+    recurrent_size: the width of that cell.
+    convolutions: (channels, kernel, stride) of each convolution over images; None chooses by the image's size.
+    image_features: the width of the layer behind the convolutions; None chooses by the image's size.
     """
 
     model: Callable[[Any, Any], Any] | None = None
     hidden: Sequence[int] = (64, 64)
     activation: Literal["tanh", "relu"] = "tanh"
+    squash: bool = False
+    initial_log_std: float = 0.0
+    normalize_obs: bool = False
+    recurrent: Literal["lstm", "gru"] | None = None
+    recurrent_size: int = 64
+    convolutions: Sequence[tuple[int, int, int]] | None = None
+    image_features: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden", tuple(self.hidden))
@@ -27,6 +46,29 @@ class PolicySpec:
             raise ValueError(f"hidden widths must be at least 1, got {self.hidden}")
         if self.activation not in ("tanh", "relu"):
             raise ValueError(f"activation must be 'tanh' or 'relu', got {self.activation!r}")
+        if self.recurrent not in (None, "lstm", "gru"):
+            raise ValueError(f"recurrent must be None, 'lstm' or 'gru', got {self.recurrent!r}")
+        if self.recurrent_size < 1:
+            raise ValueError(f"recurrent_size must be at least 1, got {self.recurrent_size}")
+        if not -20.0 <= self.initial_log_std <= 2.0:
+            raise ValueError(f"initial_log_std must be from -20 to 2, got {self.initial_log_std}")
+        if self.image_features is not None and self.image_features < 1:
+            raise ValueError(f"image_features must be at least 1, got {self.image_features}")
+        if self.convolutions is not None:
+            self._check_convolutions()
+        for name in ("recurrent", "convolutions", "image_features"):
+            if self.model is not None and getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name} is for the default model and would change nothing in {self.model!r}; leave one of them out"
+                )
+
+    def _check_convolutions(self) -> None:
+        layers = tuple(tuple(layer) for layer in self.convolutions or ())
+        object.__setattr__(self, "convolutions", layers)
+        if not layers or any(len(layer) != 3 or min(layer) < 1 for layer in layers):
+            raise ValueError(
+                f"convolutions must be one or more (channels, kernel, stride), each at least 1, got {layers}"
+            )
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,19 @@ from flowrl.batch import Array, Batch
 
 
 class TensorBatch(Mapping[str, Tensor]):
-    """An immutable mapping of column names to tensors (B, ...): valid rows only. `rows` is B."""
+    """An immutable mapping of column names to tensors (B, ...): valid rows only. `rows` is B.
 
-    __slots__ = ("_columns", "rows")
+    `whole` is the minibatch that a part of it was taken from (gradients may be accumulated over parts), else the
+    batch itself: what is computed over a whole minibatch, such as the scale of advantages, is computed from that.
+    """
+
+    __slots__ = ("_columns", "_whole", "rows")
 
     rows: int
 
-    def __init__(self, columns: Mapping[str, Tensor]):
+    def __init__(self, columns: Mapping[str, Tensor], *, whole: TensorBatch | None = None):
         self._columns = columns
+        self._whole = whole
         self.rows = len(next(iter(columns.values()))) if columns else 0
 
     def __getitem__(self, name: str) -> Tensor:
@@ -37,12 +42,29 @@ class TensorBatch(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._columns)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    @property
+    def whole(self) -> TensorBatch:
+        """The minibatch that this is a part of; itself where it is no part."""
+        return self if self._whole is None else self._whole
+
+    @property
+    def size(self) -> int:
+        """In how many pieces it can be divided: its rows."""
+        return self.rows
+
     def tree(self, path: str) -> Tensor | dict[str, Tensor]:
         """The column `path`, or else the columns below it as a dict by their path from there on."""
         if path in self._columns:
-            return self._columns[path]
-        below = {name[len(path) + 1 :]: self._columns[name] for name in self._columns if name.startswith(path + "/")}
+            return self[path]
+        below = {name[len(path) + 1 :]: self[name] for name in self._columns if name.startswith(path + "/")}
         return below or self[path]
+
+    def where(self, mask_B: Tensor, *, whole: TensorBatch | None = None) -> TensorBatch:
+        """Only the rows where the mask (B,) is true; `whole` is what they are a part of, if not a minibatch itself."""
+        return TensorBatch({name: self[name][mask_B] for name in self}, whole=whole)
 
     def minibatches(self, rows: int, order: Tensor) -> Iterator[TensorBatch]:
         """All rows in the given order, `rows` at a time; the last minibatch may be shorter."""
@@ -50,6 +72,12 @@ class TensorBatch(Mapping[str, Tensor]):
         parts = [column.index_select(0, order).split(rows) for column in self._columns.values()]
         for columns in zip(*parts, strict=True):
             yield TensorBatch(dict(zip(self._columns, columns, strict=True)))
+
+    def parts(self, rows: int) -> Iterator[TensorBatch]:
+        """Its rows in order, `rows` at a time: parts of this batch, which is their `whole`."""
+        parts = [column.split(rows) for column in self._columns.values()]
+        for columns in zip(*parts, strict=True):
+            yield TensorBatch(dict(zip(self._columns, columns, strict=True)), whole=self.whole)
 
 
 def tensors_of(batch: Batch, needs: Iterable[str], where: str) -> TensorBatch:
@@ -61,7 +89,7 @@ def tensors_of(batch: Batch, needs: Iterable[str], where: str) -> TensorBatch:
         KeyError: a needed column is missing.
         FloatingPointError: a value of a valid row is not finite; names column and row.
     """
-    names = [name for need in sorted(needs) for name in _columns_of(batch, need, where)]
+    names = [name for need in sorted(needs) for name in columns_of(batch, need, where)]
     keep = None if "valid" not in batch or batch.valid.all() else batch.valid.reshape(-1)
     columns = {}
     for name in names:
@@ -73,7 +101,7 @@ def tensors_of(batch: Batch, needs: Iterable[str], where: str) -> TensorBatch:
         if array.dtype.kind == "f":
             array = array.astype(np.float32, copy=False)
             if not np.isfinite(array).all():
-                raise FloatingPointError(_not_finite(batch, name, where))
+                raise FloatingPointError(not_finite(batch, name, where))
         columns[name] = torch.tensor(array)
     return TensorBatch(columns)
 
@@ -83,14 +111,20 @@ def nonfinite_columns(batch: TensorBatch) -> list[str]:
     return [name for name, column in batch.items() if column.is_floating_point() and not torch.isfinite(column).all()]
 
 
-def _columns_of(batch: Batch, need: str, where: str) -> list[str]:
+def columns_of(batch: Batch, need: str, where: str) -> list[str]:
+    """The column of that name and those below it.
+
+    Raises:
+        KeyError: there is none.
+    """
     names = [name for name in batch if name == need or name.startswith(need + "/")]
     if not names:
         raise KeyError(f"{where}: the loss needs column {need!r} and the batch has {sorted(batch)}")
     return names
 
 
-def _not_finite(batch: Batch, name: str, where: str) -> str:
+def not_finite(batch: Batch, name: str, where: str) -> str:
+    """What an error says of a column that is not finite in a valid row."""
     array: Array = batch[name]
     depth = len(batch.leading)
     bad = ~np.isfinite(array).reshape(*batch.leading, -1).all(-1) & batch.valid

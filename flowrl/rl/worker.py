@@ -11,21 +11,25 @@ import numpy.typing as npt
 
 from flowrl.batch import Batch
 from flowrl.errors import add_note
-from flowrl.metrics import Listed, Sum
+from flowrl.metrics import Listed, Moments, Sum
 from flowrl.ref import Answer
+from flowrl.rl.collect import collect, columns_of, first_obs
 from flowrl.rl.envs import EnvSource, make_vector_env
 from flowrl.rl.envstate import freeze, thaw
-from flowrl.rl.evaluation import Evaluation, play
+from flowrl.rl.evaluation import EVALUATION_KEY, Evaluation, evaluate
 from flowrl.rl.fragment import Fragment, Running
-from flowrl.rl.inference import Inference, Unroll, make_inference
-from flowrl.rl.spaces import action_offset, obs_dtype
+from flowrl.rl.inference import Inference, State, make_inference
+from flowrl.rl.normalize import RewardScaling, RunningMoments
+from flowrl.rl.observations import Obs, map_arrays
 from flowrl.rl.spec import PolicySpec, Spaces
+from flowrl.rl.unroll import Unroll
 from flowrl.rl.vector import VectorSource, child
+from flowrl.rl.view import View
+from flowrl.rl.wrappers import EnvOptions
 
 POLICY = "default"
 COLUMNS = frozenset(("obs", "actions", "rewards", "terminated", "truncated", "valid", "logp", "values", "next_values"))
-ENVS, ACTIONS, WEIGHTS, EVALUATION = range(4)  # the worker's streams of random numbers, below its seed
-EVALUATION_KEY = 0x6576616C  # keeps evaluation with seed s apart from training with seed s
+ENVS, ACTIONS, WEIGHTS = range(3)  # the worker's streams of random numbers, below its seed
 
 
 class RolloutWorker:
@@ -37,6 +41,10 @@ class RolloutWorker:
         steps: T, the steps of a fragment.
         num_envs: N, the copies that are stepped together.
         env_kwargs: keyword arguments of the environment.
+        env_options: wrappers, frame skip and stack, how the copies are stepped (`flowrl.rl.wrappers.EnvOptions`).
+        reward_clip: rewards are clipped to ±reward_clip for training, after they were normalized.
+        normalize_rewards: a discount; rewards are divided by the standard deviation of the return under it
+            (`flowrl.rl.normalize.RewardScaling`).
         next_obs: whether batches have the column `next_obs`.
         index, count: which worker of how many; the engine gives them.
         seed: of all its random numbers (a SeedSequence is taken as this worker's own stream, an
@@ -57,23 +65,29 @@ class RolloutWorker:
         steps: int = 128,
         num_envs: int = 1,
         env_kwargs: Mapping[str, Any] | None = None,
+        env_options: EnvOptions = EnvOptions(),  # noqa: B008  (frozen)
+        reward_clip: float | None = None,
+        normalize_rewards: float | None = None,
         next_obs: bool = False,
         index: int = 0,
         count: int = 1,
         seed: int | np.random.SeedSequence | None = None,
     ):
-        if steps < 1:
-            raise ValueError(f"steps must be at least 1, got {steps}")
-        self._env, self._env_kwargs, self._index, self._count = env, env_kwargs, index, count
+        for name, number in (("steps", steps), ("num_envs", num_envs)):
+            if number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}")
+        self._env, self._env_kwargs, self._env_options = env, env_kwargs, env_options
+        self._index, self._count = index, count
+        self._rewards = RewardScaling(num_envs, normalize_rewards, reward_clip)
         self._steps, self._num_envs, self._next_obs = steps, num_envs, next_obs
         self._stream = (
             seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed, spawn_key=(index,))
         )
         self._rng = np.random.default_rng(child(self._stream, ACTIONS))
         self._source = self._make_source(child(self._stream, ENVS))
-        self._offset, self._obs_dtype = action_offset(self._source.spaces), obs_dtype(self._source.spaces)
         self._running = Running.fresh(num_envs)
-        self._obs_N: npt.NDArray[Any] | None = None  # None: the next sample begins new episodes
+        self._obs_N: Obs | None = None  # None: the next sample begins new episodes
+        self._state: State = {}
         self._steps_taken, self._epsilon = 0, 0.0
         self.set_policy(policy)
 
@@ -81,87 +95,68 @@ class RolloutWorker:
     def batch_columns(cls, *args: Any, **kwargs: Any) -> frozenset[str]:
         """The columns of `sample`'s batches, for these constructor arguments; nothing is constructed."""
         given = inspect.signature(cls).bind_partial(*args, **kwargs).arguments
-        return COLUMNS | {"next_obs"} if given.get("next_obs", False) else COLUMNS
+        columns = COLUMNS | {"next_obs"} if given.get("next_obs", False) else COLUMNS
+        return columns | {"starts", "state"} if given.get("policy", PolicySpec()).recurrent else columns
 
     # experience
     def sample(self) -> Answer[Batch]:
         """One time-major fragment (T, N) that goes on where the last one ended.
 
-        Columns: obs, actions (indices 0..A-1, whatever `Discrete.start`), rewards (raw), terminated,
-        truncated, valid, logp (of the mixture with uniform actions if epsilon is not 0), values,
-        next_values (of the state that followed: at an episode's end V of the final observation), and
-        next_obs if asked for. Metrics: episode_return and episode_length of the episodes that ended,
-        raw, and their number. The version is that of the weights, env_steps counts valid rows.
+        Columns: obs, actions (indices 0..A-1, whatever `Discrete.start`), rewards (normalized and clipped
+        as asked for), terminated, truncated, valid, logp (of the mixture with uniform actions if epsilon is
+        not 0), values, next_values (of the state that followed: at an episode's end V of the final
+        observation), and next_obs if asked for. Metrics: episode_return and episode_length of the episodes
+        that ended, raw, and their number; frames, where a step takes several; reward_moments, where rewards
+        are normalized. The version is that of the weights, env_steps counts valid rows.
 
         Raises:
             FloatingPointError: a reward, an observation or the policy's output is not finite.
             Whatever the environment raises, with a note where. The next sample then begins new episodes.
         """
-        fragment = Fragment(self._steps, self._num_envs, self._source.spaces.observation.shape, self._obs_dtype)
-        unroll = Unroll(self._net, self._source.spaces, self._steps, self._num_envs, self._rng, self._epsilon)
+        fragment = Fragment(self._steps, self._num_envs, self._view.layout)
+        unroll = Unroll(self._net, self._steps, self._num_envs, self._rng, self._epsilon, self._state)
         before, obs_N, self._obs_N = self._steps_taken, self._obs_N, None
         try:
-            fragment.obs_SN[0] = self._first_obs() if obs_N is None else obs_N
-            self._collect(fragment, unroll)
+            fragment.put(0, self._first_obs() if obs_N is None else obs_N)
+            collect(fragment, unroll, self._view)
             valid_TN = fragment.close_rows(self._running, self._source.phantom_rows)
             fragment.check(valid_TN, self._running, before)
-            columns = self._columns(fragment, unroll)
+            columns = columns_of(fragment, unroll, next_obs=self._next_obs)
         except Exception as error:
             add_note(
                 error,
                 f"in worker {self._index} of {self._count}, environment {self._source.name} (one of its "
-                f"{self._num_envs}), after {self._steps_taken} vector steps",
+                f"{self._num_envs}), after {before + fragment.taken} vector steps",
             )
             raise
+        finally:
+            self._steps_taken = before + fragment.taken
         returns, lengths = fragment.episodes(valid_TN, self._running)
-        self._obs_N = fragment.obs_SN[-1]
+        self._obs_N = map_arrays(lambda array: array[-1], fragment.obs_SN)
+        self._state = {name: h_SN[-1] for name, h_SN in unroll.state_SN.items()}
+        metrics = {"episode_return": Listed(returns), "episode_length": Listed(lengths), "episodes": Sum(len(returns))}
+        env_steps = int(np.count_nonzero(valid_TN))
+        if self._source.frame_skip > 1:
+            metrics["frames"] = Sum(env_steps * self._source.frame_skip)
+        if self._rewards.active:
+            columns["rewards"] = self._scaled(fragment, valid_TN, metrics)
         return Answer(
-            Batch({**columns, "valid": valid_TN}, time_major=True),
-            metrics={
-                "episode_return": Listed(returns),
-                "episode_length": Listed(lengths),
-                "episodes": Sum(len(returns)),
-            },
-            policy_version=self._version,
-            env_steps=int(np.count_nonzero(valid_TN)),
+            Batch({**columns, "valid": valid_TN}, time_major=True), metrics, self._version, env_steps=env_steps
         )
 
-    def _first_obs(self) -> npt.NDArray[Any]:
+    def _scaled(
+        self, fragment: Fragment, valid_TN: npt.NDArray[np.bool_], metrics: dict[str, Any]
+    ) -> npt.NDArray[np.float32]:
+        done_TN = fragment.terminated_TN | fragment.truncated_TN
+        rewards_TN, added = self._rewards.scale(fragment.rewards_TN, done_TN, valid_TN)
+        if added is not None:
+            metrics["reward_moments"] = Moments(added.count, float(added.mean), float(added.m2))
+        return rewards_TN.astype(np.float32)
+
+    def _first_obs(self) -> Obs:
         self._running = Running.fresh(self._num_envs)
-        obs_N = self._source.reset(self._steps_taken).astype(self._obs_dtype)
-        if obs_N.dtype.kind == "f" and not np.isfinite(obs_N).all():
-            n, *at = (int(i) for i in np.argwhere(~np.isfinite(obs_N))[0])
-            raise FloatingPointError(
-                f"environment {n} gave obs{at} = {obs_N[(n, *at)]} at its reset (step 0 of its episode); mend its reset"
-            )
-        return obs_N
-
-    def _collect(self, fragment: Fragment, unroll: Unroll) -> None:
-        # What a loop iteration leaves out is done once for the fragment: probabilities, values, checks, episodes.
-        obs_SN, rewards_TN = fragment.obs_SN, fragment.rewards_TN
-        terminated_TN, truncated_TN = fragment.terminated_TN, fragment.truncated_TN
-        act, step, offset = unroll.act, self._source.step, self._offset
-        for t in range(self._steps):
-            obs_N, rewards_TN[t], terminated_TN[t], truncated_TN[t], finals = step(act(t, obs_SN[t]) + offset)
-            obs_SN[t + 1] = obs_N
-            if finals:
-                fragment.finals.extend((t, n, obs) for n, obs in finals)
-            self._steps_taken += 1
-
-    def _columns(self, fragment: Fragment, unroll: Unroll) -> dict[str, npt.NDArray[Any]]:
-        logp_TN, values_SN = unroll.finish(fragment.obs_SN)
-        final_obs = fragment.final_obs()
-        final_values = None if final_obs is None else self._net.values(final_obs)
-        columns = {
-            **fragment.columns(),
-            "actions": unroll.actions_TN,
-            "logp": logp_TN,
-            "values": values_SN[:-1],
-            "next_values": fragment.following(values_SN, final_values),
-        }
-        if self._next_obs:
-            columns["next_obs"] = fragment.following(fragment.obs_SN, final_obs)
-        return columns
+        self._rewards.begin()
+        return first_obs(self._view, self._steps_taken)
 
     # the policy
     def spaces(self) -> dict[str, Spaces]:
@@ -172,8 +167,8 @@ class RolloutWorker:
         """Takes flat weights and their version; a copy is kept. `policy`: only "default" for now.
 
         Raises:
-            ValueError: a policy that this worker does not have, another length than the policy's (names both), or
-                numbers that are not finite.
+            ValueError: a policy that this worker does not have, another length than the policy's (names both),
+                or numbers that are not finite.
         """
         self._check_policy(policy)
         self._net.set_weights(flat)
@@ -185,6 +180,12 @@ class RolloutWorker:
         if flat is not None:
             net.set_weights(flat)
         self._net: Inference = net
+        self._state = net.initial_state(self._num_envs)
+        # A policy with memory needs to know where episodes begin.
+        view = View(self._source, net.actions, follow=bool(net.state_shapes))
+        if self._obs_N is not None:
+            view.set_state(self._view.get_state())
+        self._view: View = view
         self._flat, self._version = np.array(initial if flat is None else flat, np.float32), version
         self._spec = spec
         self._judge: Inference | None = None
@@ -193,12 +194,20 @@ class RolloutWorker:
         """From the next fragment on, an action is uniform with this probability.
 
         Raises:
-            ValueError: outside 0..1, or a policy that this worker does not have.
+            ValueError: outside 0..1, a policy that this worker does not have, or actions that are not Discrete.
         """
         if not 0.0 <= value <= 1.0:
             raise ValueError(f"epsilon is a probability, from 0 to 1, got {value}")
+        if value and self._net.actions.kind != "discrete":
+            raise ValueError(
+                f"epsilon mixes in uniform actions, which are for Discrete spaces, not {self._source.spaces.action}"
+            )
         self._check_policy(policy)
         self._epsilon = float(value)
+
+    def set_reward_moments(self, count: float, mean: float, m2: float) -> None:
+        """Takes the moments of the whole run's discounted returns, by which rewards are normalized from now on."""
+        self._rewards.moments = RunningMoments(int(count), np.array(mean), np.array(m2))
 
     def _check_policy(self, policy: str | None) -> None:
         if policy not in (None, POLICY):
@@ -224,15 +233,8 @@ class RolloutWorker:
             self._judge, _ = make_inference(self._spec, self._source.spaces)
         self._judge.set_weights(self._flat if weights is None else weights)
         stream = np.random.SeedSequence(seed, spawn_key=(EVALUATION_KEY,))
-        source = self._make_source(child(stream, ENVS))
-        try:
-            rng = np.random.default_rng(child(stream, ACTIONS))
-            result = play(self._judge, source, episodes, rng, deterministic=deterministic)
-        except Exception as error:
-            add_note(error, f"in an evaluation by worker {self._index}, environment {source.name}")
-            raise
-        finally:
-            source.close()
+        who = f"an evaluation by worker {self._index}"
+        result = evaluate(self._judge, self._make_source, episodes, stream, deterministic=deterministic, who=who)
         return Answer(result, policy_version=self._version if weights is None else version, env_steps=0)
 
     # its state and end
@@ -244,10 +246,13 @@ class RolloutWorker:
             "version": self._version,
             "epsilon": self._epsilon,
             "steps_taken": self._steps_taken,
-            "obs": None if self._obs_N is None else self._obs_N.copy(),
+            "obs": None if self._obs_N is None else map_arrays(np.array, self._obs_N),
+            "view": self._view.get_state(),
+            "state": {name: h_N.copy() for name, h_N in self._state.items()},
             "ended": self._running.ended_N.copy(),
             "returns": self._running.returns_N.copy(),
             "lengths": self._running.lengths_N.copy(),
+            "rewards": self._rewards.get_state(),
             "envs": None if self._obs_N is None else freeze(self._source),
         }
 
@@ -262,11 +267,14 @@ class RolloutWorker:
         self.set_weights(np.asarray(state["weights"]), int(state["version"]))
         self._rng.bit_generator.state = state["rng"]
         self._epsilon, self._steps_taken = float(state["epsilon"]), int(state["steps_taken"])
+        self._rewards.set_state(state["rewards"])
         self._obs_N = None
         if state["envs"] is None or len(state["ended"]) != self._num_envs:
             return
         thaw(self._source, state["envs"])
-        self._obs_N = np.array(state["obs"])
+        self._obs_N = map_arrays(np.array, state["obs"])
+        self._view.set_state(state["view"])
+        self._state = {name: np.array(h_N) for name, h_N in state["state"].items()}
         self._running = Running(np.array(state["ended"]), np.array(state["returns"]), np.array(state["lengths"]))
 
     def close(self) -> None:
@@ -278,6 +286,7 @@ class RolloutWorker:
             self._env,
             self._num_envs,
             env_kwargs=self._env_kwargs,
+            options=self._env_options,
             worker_index=self._index,
             num_workers=self._count,
             seeds=seeds,

@@ -17,9 +17,11 @@ from flowrl.engine.view import NodeView
 from flowrl.operators import (
     AddAdvantages,
     ConcatBatches,
+    EvaluateEvery,
     ReportMetrics,
     SelectPolicies,
     SendWeights,
+    ShareRewardMoments,
     Standardize,
     TrainOneStep,
 )
@@ -34,6 +36,10 @@ class Learner:
         return flowrl.Answer(None, policy_version=3, published=np.zeros(2, np.float32))
 
     def set_weights(self, flat: Any, version: int) -> None: ...
+
+    def evaluate(self) -> None: ...
+
+    def set_reward_moments(self, count: float, mean: float, m2: float) -> None: ...
 
 
 def fragment(seed: int) -> Batch:
@@ -61,6 +67,8 @@ CASES: list[tuple[Operator[Any, Any], list[Any]]] = [
     (TrainOneStep(LEARNER, epochs=2, minibatch=3, in_flight=2), []),
     (SendWeights(LEARNER, to=LEARNER, every_updates=2), FRAGMENTS),
     (ReportMetrics(), FRAGMENTS),
+    (EvaluateEvery(LEARNER, LEARNER, env_steps=10, episodes=3), FRAGMENTS),
+    (ShareRewardMoments(LEARNER), FRAGMENTS),
     (SelectPolicies(("a", "c")), PARTS),
     (_Kept(("b",)), PARTS),
     (functions.Function(abs), NUMBERS),
@@ -87,7 +95,7 @@ def context() -> Iterator[Callable[[], Context]]:
 
 @pytest.mark.parametrize(("op", "items"), CASES, ids=[type(op).__name__ for op, _ in CASES])
 def test_the_contract(op, items, context):
-    needs_a_run = isinstance(op, SendWeights | ReportMetrics)
+    needs_a_run = isinstance(op, SendWeights | ReportMetrics | ShareRewardMoments)
     check_operator(op, items, ctx=context() if needs_a_run else None)
 
 

@@ -131,3 +131,83 @@ class Locked(Walk):
 def broken_constructor() -> gymnasium.Env[Any, int]:
     """A factory that fails."""
     raise TwoArgumentsError("no licence", 0)
+
+
+class CountingVector(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """Counting as a vector environment of its own kind: all copies in two arrays, reused at every step."""
+
+    def __init__(self, num_envs: int = 1, lengths: tuple[int, ...] = (3,), *, column: bool = False):
+        self.num_envs, self.lengths, self.column = num_envs, np.array(lengths), column
+        self.single_observation_space = Box(0, 100, (2,), np.float32)
+        self.single_action_space = Discrete(2)
+        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
+        self.metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP}
+        self.obs = np.zeros((num_envs, 2), np.float32)
+        self.ended = np.zeros(num_envs, bool)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.obs[:] = 0
+        self.ended[:] = False
+        return self.obs, {}
+
+    def step(self, actions: Any) -> tuple[Any, ...]:
+        assert self.action_space.contains(np.asarray(actions)), actions
+        resets = self.ended.copy()
+        self.obs[resets, 0] += 1
+        self.obs[resets, 1] = 0
+        self.obs[~resets, 1] += 1
+        rewards = np.where(resets, 0.0, self.obs[:, 1])
+        self.ended = ~resets & (self.obs[:, 1] >= self.lengths[self.obs[:, 0].astype(int) % len(self.lengths)])
+        return self.obs, rewards[:, None] if self.column else rewards, self.ended.copy(), np.zeros_like(self.ended), {}
+
+
+class Columns(Counting):
+    """Counting that gives its reward as an array of shape (1,), from a buffer that it reuses, as its info."""
+
+    def __init__(self, lengths: tuple[int, ...] = (3,), rewards: int = 1):
+        super().__init__(lengths, reuse_buffer=True)
+        self.reward, self.info = np.zeros(rewards), {"action_mask": np.zeros(2, np.int8)}
+
+    def _told(self) -> dict[str, Any]:
+        self.info["action_mask"][:] = (1, self.step_number % 2)
+        return self.info
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        return super().reset(**kwargs)[0], self._told()
+
+    def step(self, action: int) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, _ = super().step(action)
+        self.reward[:] = reward
+        return obs, self.reward, terminated, truncated, self._told()
+
+
+class Nested(Counting):
+    """Counting with its observation in a Dict and a Tuple, whose buffers are reused."""
+
+    def __init__(self, lengths: tuple[int, ...] = (3,)):
+        super().__init__(lengths, reuse_buffer=True)
+        self.observation_space = gymnasium.spaces.Dict(
+            {"count": self.observation_space, "pair": gymnasium.spaces.Tuple([Box(0, 100, (1,)), Discrete(50)])}
+        )
+
+    def _obs(self) -> Any:
+        both = super()._obs()
+        return {"count": both, "pair": (both[1:], self.episode)}
+
+
+def register(env_id: str, **kwargs: Any) -> str:
+    """Registers Counting with its vector entry point for the time of a test; returns the id."""
+    gymnasium.registry[env_id] = gymnasium.envs.registration.EnvSpec(
+        env_id, entry_point=Counting, vector_entry_point=CountingVector, disable_env_checker=True, kwargs=kwargs
+    )
+    return env_id
+
+
+class Wordy(Counting):
+    """Counting whose actions are words, which no policy here gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = gymnasium.spaces.Text(3)  # type: ignore[assignment]

@@ -14,17 +14,12 @@ from gymnasium.spaces import Box, Discrete
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl.rl.inference import (
-    NumpyInference,
-    TorchInference,
-    Unroll,
-    log_exponential,
-    log_probability,
-    make_inference,
-)
+from flowrl.rl.inference import NumpyInference, TorchInference, make_inference
 from flowrl.rl.initial import initial_weights, num_weights
+from flowrl.rl.numpy_distributions import log_exponential, log_probability
 from flowrl.rl.policy import Policy
 from flowrl.rl.spec import PolicySpec, Spaces
+from flowrl.rl.unroll import Unroll
 
 SPACES = Spaces(Box(-10, 10, (4,)), Discrete(3))
 
@@ -65,9 +60,13 @@ def test_golden_numbers_of_a_linear_policy() -> None:
     np.testing.assert_allclose(logits, [[1.5, 0.0], [-2.5, 2.0]])
     assert values is None
     np.testing.assert_allclose(net.values(obs), [2.0, -6.0])
-    assert net.greedy(obs).tolist() == [0, 1]
-    assert net.greedy(obs).dtype == np.int64
-    _, logp, values = net.sample(obs, np.random.default_rng(0))
+    greedy, state = net.act(obs)
+    assert greedy.tolist() == [0, 1]
+    assert greedy.dtype == np.int64
+    assert state == {}
+    unroll = Unroll(net, 1, 2, np.random.default_rng(0))
+    unroll.act(0, obs)
+    (logp, *_), (values, _) = unroll.finish(np.stack([obs, obs]))
     # log softmax of (1.5, 0): -log(1 + e^-1.5) = -0.201413 and -1.701413; of (-2.5, 2): -4.511048 and -0.011048
     assert min(abs(logp[0] - x) for x in (-0.201413, -1.701413)) < 1e-6
     assert min(abs(logp[1] - x) for x in (-4.511048, -0.011048)) < 1e-6
@@ -102,9 +101,10 @@ def test_equals_the_policy_for_images_and_integers(dtype: Any) -> None:
     out = policy.forward({"obs": obs})
     np.testing.assert_allclose(net.forward(obs)[0], out.logits.detach(), atol=1e-6)
     np.testing.assert_allclose(net.values(obs), out.values.detach(), atol=1e-6)
-    actions, logp, _ = net.sample(obs, np.random.default_rng(0))
+    actions, _ = net.act(obs, np.random.default_rng(0))
+    logp = net.sampler.logp(net.forward(obs)[0], actions)
     np.testing.assert_allclose(logp, out.dist.logp(torch.tensor(actions)).detach(), atol=1e-6)
-    np.testing.assert_array_equal(net.greedy(obs) + 7, policy.act(obs, deterministic=True))
+    np.testing.assert_array_equal(net.act(obs)[0] + 7, policy.act(obs, deterministic=True))
 
 
 def test_answers_are_not_overwritten_by_the_next_call() -> None:
@@ -139,15 +139,15 @@ def test_an_unroll_is_repeated_sampling() -> None:
     net = NumpyInference(PolicySpec(), SPACES)
     net.set_weights(some_weights(PolicySpec(), SPACES))
     obs = np.random.default_rng(3).normal(size=(6, 4, 4)).astype(np.float32)
-    unroll = Unroll(net, SPACES, 5, 4, np.random.default_rng(9))
+    unroll = Unroll(net, 5, 4, np.random.default_rng(9))
     actions = np.array([unroll.act(t, obs[t]) for t in range(5)])
     logp, values = unroll.finish(obs)
     rng = np.random.default_rng(9)
     for t in range(5):
-        expected_actions, expected_logp, expected_values = net.sample(obs[t], rng)
+        expected_actions, _ = net.act(obs[t], rng)
         np.testing.assert_array_equal(actions[t], expected_actions)
-        np.testing.assert_allclose(logp[t], expected_logp, atol=1e-6)
-        np.testing.assert_allclose(values[t], expected_values, atol=1e-6)
+        np.testing.assert_allclose(logp[t], log_probability(net.forward(obs[t])[0], actions[t]), atol=1e-6)
+        np.testing.assert_allclose(values[t], net.values(obs[t]), atol=1e-6)
     np.testing.assert_allclose(values[5], net.values(obs[5]), atol=1e-6)
 
 
@@ -156,20 +156,20 @@ def test_exploration_mixes_uniform_actions_and_says_their_probability() -> None:
     net = NumpyInference(PolicySpec(hidden=()), spaces)
     net.set_weights(np.array([0, 0, 2, 0, 0, 0], np.float32))  # logits (2, 0) everywhere
     obs = np.zeros((201, 50, 1), np.float32)
-    unroll = Unroll(net, spaces, 200, 50, np.random.default_rng(0), epsilon=0.5)
+    unroll = Unroll(net, 200, 50, np.random.default_rng(0), epsilon=0.5)
     actions = np.array([unroll.act(t, obs[t]) for t in range(200)])
     logp, _ = unroll.finish(obs)
     first = 0.5 / (1 + np.exp(-2)) + 0.25  # 0.690399
     np.testing.assert_allclose(logp, np.log(np.where(actions == 0, first, 1 - first)), atol=1e-6)
     assert abs((actions == 0).mean() - first) < 0.02
-    sure = Unroll(net, spaces, 2, 3, np.random.default_rng(0), epsilon=1.0)
+    sure = Unroll(net, 2, 3, np.random.default_rng(0), epsilon=1.0)
     for t in range(2):
         sure.act(t, obs[t, :3])
     np.testing.assert_allclose(sure.finish(obs[:3, :3])[0], np.log(0.5), atol=1e-7)
 
 
 def unroll_once(net: NumpyInference, obs_N: np.ndarray) -> None:
-    unroll = Unroll(net, SPACES, 1, len(obs_N), np.random.default_rng(0))
+    unroll = Unroll(net, 1, len(obs_N), np.random.default_rng(0))
     unroll.act(0, obs_N)
     unroll.finish(np.stack([obs_N, obs_N]))
 
@@ -177,7 +177,7 @@ def unroll_once(net: NumpyInference, obs_N: np.ndarray) -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(
     "call",
-    [lambda net, obs: net.sample(obs, np.random.default_rng(0)), lambda net, obs: net.greedy(obs), unroll_once],
+    [lambda net, obs: net.act(obs, np.random.default_rng(0)), lambda net, obs: net.act(obs), unroll_once],
     ids=["sample", "greedy", "unroll"],
 )
 def test_outputs_that_are_not_finite_are_refused(call: Any) -> None:
@@ -226,7 +226,7 @@ def test_any_other_model_runs_in_torch() -> None:
     policy.module.eval()
     obs = np.random.default_rng(0).normal(size=(6, 5, 4)).astype(np.float32)
     out = policy.forward({"obs": obs})
-    unroll = Unroll(net, SPACES, 5, 5, np.random.default_rng(0))
+    unroll = Unroll(net, 5, 5, np.random.default_rng(0))
     actions = np.array([unroll.act(t, obs[t]) for t in range(5)])
     logp, values = unroll.finish(obs)
     np.testing.assert_allclose(values, out.values.detach(), atol=1e-6)

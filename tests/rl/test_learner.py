@@ -18,6 +18,7 @@ from flowrl.rl.adam import Adam
 from flowrl.rl.learner import Learner
 from flowrl.rl.losses import LossOut, PPOLoss
 from flowrl.rl.policy import Policy
+from flowrl.rl.schedules import Linear
 from flowrl.rl.spec import PolicySpec, Progress, Spaces
 
 SPACES = Spaces(Box(-np.inf, np.inf, (4,), np.float32), Discrete(2))
@@ -140,6 +141,90 @@ def test_every_row_once_an_epoch_in_a_new_order_and_the_short_minibatch_is_kept(
     assert all(policy == "default" for policy, _ in answer.metrics)
     for name, value in found.items():
         assert isinstance(value, int | float | Sum), name
+
+
+@pytest.mark.parametrize("microbatch", [1, 7, 16, 50])
+def test_accumulated_gradients_are_those_of_the_whole_minibatch(microbatch):
+    apart, together = learner(), learner()
+    parts = apart.compute_gradients(batch_of(), microbatch=microbatch)
+    whole = together.compute_gradients(batch_of())
+    np.testing.assert_allclose(parts.payload, whole.payload, rtol=1e-5, atol=1e-7)
+    assert numbers(parts) == pytest.approx(numbers(whole), rel=1e-5, abs=1e-7)
+    first = numbers(apart.train(batch_of(), epochs=3, minibatch=20, microbatch=microbatch))
+    second = numbers(together.train(batch_of(), epochs=3, minibatch=20))
+    assert first.pop("trained_steps") == second.pop("trained_steps") == Sum(150)
+    assert first == pytest.approx(second, rel=1e-4, abs=1e-6)
+    np.testing.assert_allclose(apart.publish().published, together.publish().published, rtol=1e-4, atol=1e-6)
+    with pytest.raises(ValueError, match="microbatch must be at least 1, got 0"):
+        apart.train(batch_of(), microbatch=0)
+
+
+def test_a_learning_rate_schedule_follows_the_global_steps():
+    scheduled = learner(learning_rate=Linear(0.01, 0.0, 1000))
+    first = scheduled.train(batch_of(), env_steps=500)
+    assert numbers(first)["learning_rate"] == 0.005
+    np.testing.assert_array_equal(first.published, learner(learning_rate=0.005).train(batch_of()).published)
+    still = scheduled.train(batch_of(), env_steps=1000)
+    assert numbers(still)["learning_rate"] == 0
+    np.testing.assert_array_equal(still.published, first.published)
+    gradient = scheduled.compute_gradients(batch_of()).payload
+    assert numbers(scheduled.apply_gradients(gradient, env_steps=900))["learning_rate"] == pytest.approx(0.001)
+
+
+@dataclass(frozen=True)
+class Moving:
+    """Its kl is what it is told for each update."""
+
+    kl: tuple
+    needs: ClassVar[frozenset[str]] = frozenset({"obs"})
+
+    def __call__(self, net, batch, now):
+        return LossOut(net.forward(batch).values.mean(), {"kl": self.kl[now.updates]} if self.kl else {})
+
+
+def test_training_on_a_batch_ends_before_the_update_that_is_too_far():
+    made, reference = learner(Moving((0.0, 0.01, 0.03, 0, 0, 0)), target_kl=0.02), learner(Moving((0,) * 9))
+    found = numbers(made.train(batch_of(), epochs=3, minibatch=30))  # rows: 30, 20, 30
+    expected = reference.train(batch_of(), epochs=1, minibatch=30)
+    np.testing.assert_array_equal(made.publish().published, expected.published)
+    assert (found["updates"], found["trained_steps"], found["kl_stops"]) == (2, Sum(50), Sum(1))
+    assert found["kl"] == pytest.approx((0 * 30 + 0.01 * 20 + 0.03 * 30) / 80)
+    again = numbers(made.train(batch_of()))  # update 2 again, and the same distance
+    assert (again["updates"], again["trained_steps"], again["kl_stops"]) == (2, Sum(0), Sum(1))
+    made.loss = Moving((0.0,) * 9)
+    assert numbers(made.train(batch_of()))["kl_stops"] == Sum(0)
+    assert "kl_stops" not in numbers(expected)
+
+
+def test_the_distance_that_ends_training_is_the_whole_minibatchs():
+    """Parts far above and far below the target, whose mean decides."""
+
+    @dataclass(frozen=True)
+    class OfIds:
+        needs: ClassVar[frozenset[str]] = frozenset({"obs", "id"})
+
+        def __call__(self, net, batch, now):
+            return LossOut(net.forward(batch).values.mean(), {"kl": batch["id"].float().mean()})
+
+    batch = batch_of(id=np.arange(50))  # mean 24.5
+    for target, stops in ((24.6, 0), (24.4, 1)):
+        made = learner(OfIds(), target_kl=target)
+        assert numbers(made.train(batch, microbatch=10))["kl_stops"] == Sum(stops)
+
+
+def test_a_target_without_a_distance_is_refused():
+    with pytest.raises(KeyError, match=r"target_kl=0.1 needs a loss with the metric 'kl', this one gave \[\]"):
+        learner(Moving(()), target_kl=0.1).train(batch_of())
+    with pytest.raises(ValueError, match="target_kl must be above 0 and finite, got 0"):
+        Learner(SPEC, PPOLoss(), target_kl=0)
+
+
+def test_ppo_stops_early_in_earnest():
+    made = learner(learning_rate=0.02, target_kl=0.01)
+    batch = batch_of(logp=np.full(50, np.log(0.5), np.float32))  # what an untrained policy of two actions says
+    found = numbers(made.train(batch, epochs=50))
+    assert 1 < found["updates"] < 50
+    assert found["kl_stops"] == Sum(1)
 
 
 def test_only_valid_rows_are_trained_on():

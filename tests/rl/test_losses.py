@@ -12,6 +12,7 @@ from torch import nn
 from flowrl.rl.distributions import Categorical, kl_estimate
 from flowrl.rl.losses import PPOLoss, standardized
 from flowrl.rl.policy import Policy
+from flowrl.rl.schedules import Linear
 from flowrl.rl.spec import PolicySpec, Progress, Spaces
 from flowrl.rl.tensors import TensorBatch
 
@@ -33,6 +34,7 @@ def batch_of(rows: int = 64, seed: int = 1) -> TensorBatch:
         "logp": -rng.gamma(2.0, 0.5, size=rows),
         "advantages": rng.normal(1.0, 2.0, size=rows),
         "returns": rng.normal(size=rows),
+        "values": rng.normal(size=rows),
     }
     tensors = {name: torch.tensor(column, dtype=torch.float32) for name, column in columns.items()}
     return TensorBatch({**tensors, "actions": torch.tensor(rng.integers(3, size=rows))})
@@ -59,6 +61,9 @@ def reference(flat: torch.Tensor, batch: TensorBatch, loss: PPOLoss, hidden=(64,
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     ratio = torch.exp(distribution.log_prob(batch["actions"]) - batch["logp"].double())
     policy_loss = -torch.min(advantages * ratio, advantages * torch.clamp(ratio, 1 - loss.clip, 1 + loss.clip)).mean()
+    if loss.clip_value is not None:
+        old_values = batch["values"].double()
+        values = old_values + torch.clamp(values - old_values, -loss.clip_value, loss.clip_value)
     value_loss = nn.functional.mse_loss(batch["returns"].double(), values)
     entropy_loss = -distribution.entropy().mean()
     log_ratio = torch.log(ratio)
@@ -78,6 +83,7 @@ def reference(flat: torch.Tensor, batch: TensorBatch, loss: PPOLoss, hidden=(64,
         PPOLoss(),
         PPOLoss(clip=0.1, value_cost=0.7, entropy_cost=0.02),
         PPOLoss(value_cost=0.0, entropy_cost=0.5, standardize_advantages=False),
+        PPOLoss(entropy_cost=0.02, clip_value=0.5),
     ],
 )
 @pytest.mark.parametrize("spec", [{}, {"hidden": (16,), "activation": "relu"}, {"hidden": ()}])
@@ -135,6 +141,51 @@ def test_golden_numbers_of_two_rows():
     np.testing.assert_allclose(net.gradient(out.loss), expected, atol=1e-6)
 
 
+def test_clipped_values_by_hand():
+    outputs = Outputs([[0.0] * 3] * 3, [1.0, 1.0, -2.0])
+    net = Policy(PolicySpec(model=lambda observation, action: outputs), SPACES)
+    columns = {
+        "obs": torch.zeros(3, 4),
+        "actions": torch.zeros(3, dtype=torch.long),
+        "logp": torch.full((3,), -math.log(3)),
+        "advantages": torch.zeros(3),
+        "returns": torch.tensor([2.0, 0.0, 0.0]),
+        "values": torch.tensor([0.9, 0.0, 0.0]),
+    }
+    out = PPOLoss(value_cost=1.0, clip_value=0.5)(net, TensorBatch(columns), NOW)
+    # V = 1 may move by 0.1; 1 stops at 0.5 and −2 at −0.5: errors −1, 0.5, −0.5, gradient in the first row only
+    assert float(out.metrics["value_loss"]) == pytest.approx((1 + 0.25 + 0.25) / 3)
+    np.testing.assert_allclose(net.gradient(out.loss)[9:], [-2 / 3, 0, 0], atol=1e-6)
+
+
+def test_schedules_are_functions_of_the_global_steps():
+    net, batch = policy(), batch_of()
+    scheduled = PPOLoss(Linear(0.2, 0.0, 1000), 0.5, Linear(0.04, 0.0, 500), clip_value=lambda steps: 1 / (1 + steps))
+    assert scheduled.needs == PPOLoss().needs | {"values"}
+    for steps, plain in (
+        (0, PPOLoss(0.2, 0.5, 0.04, clip_value=1.0)),
+        (250, PPOLoss(0.15, 0.5, 0.02, clip_value=1 / 251)),
+        (999, PPOLoss(0.0002, 0.5, 0.0, clip_value=1 / 1000)),
+    ):
+        found, expected = scheduled(net, batch, Progress(env_steps=steps)), plain(net, batch, NOW)
+        torch.testing.assert_close(net.gradient(found.loss), net.gradient(expected.loss))
+        now = {name: found.metrics[name] for name in ("clip", "entropy_cost", "clip_value")}
+        wanted = {"clip": plain.clip, "entropy_cost": plain.entropy_cost, "clip_value": plain.clip_value}
+        assert now == pytest.approx(wanted, abs=1e-12)
+    assert "clip" not in expected.metrics
+
+
+def test_parts_of_a_minibatch_are_scaled_like_the_whole():
+    net, batch = policy(), batch_of(50)
+    whole = PPOLoss(entropy_cost=0.01)(net, batch, NOW)
+    total = sum(PPOLoss(entropy_cost=0.01)(net, part, NOW).loss * (part.rows / batch.rows) for part in batch.parts(17))
+    torch.testing.assert_close(total, whole.loss)
+    torch.testing.assert_close(net.gradient(total), net.gradient(whole.loss))
+    apart = next(batch.minibatches(17, torch.arange(50)))
+    assert apart.whole is apart
+    assert next(batch.parts(17)).whole is batch
+
+
 def test_one_row_is_not_scaled_and_equal_advantages_become_zero():
     assert standardized(torch.tensor([3.0])).tolist() == [3.0]
     for value in (0.1, 100.1, -12345.67):
@@ -148,11 +199,16 @@ def test_one_row_is_not_scaled_and_equal_advantages_become_zero():
 
 def test_needs_and_arguments():
     assert PPOLoss().needs == {"obs", "actions", "logp", "advantages", "returns"}
-    assert repr(PPOLoss()) == ("PPOLoss(clip=0.2, value_cost=0.5, entropy_cost=0.0, standardize_advantages=True)")
-    with pytest.raises(ValueError, match="clip must be above 0, got 0"):
+    assert PPOLoss(clip_value=0.2).needs == PPOLoss().needs | {"values"}
+    assert repr(PPOLoss()) == (
+        "PPOLoss(clip=0.2, value_cost=0.5, entropy_cost=0.0, standardize_advantages=True, clip_value=None)"
+    )
+    with pytest.raises(ValueError, match="clip must be above 0 and finite, got 0"):
         PPOLoss(clip=0)
-    with pytest.raises(ValueError, match="entropy_cost must be at least 0, got -1"):
+    with pytest.raises(ValueError, match="entropy_cost must be at least 0 and finite, got -1"):
         PPOLoss(entropy_cost=-1)
+    with pytest.raises(ValueError, match=r"clip_value must be above 0 and finite, got -0\.1"):
+        PPOLoss(clip_value=-0.1)
 
 
 def test_categorical_equals_torch_distributions():

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete, MultiBinary
+from gymnasium.spaces import Box, Discrete, Text
 from torch import nn
 
 from flowrl.batch import Batch
@@ -75,8 +75,8 @@ def test_wrong_observations_and_states_are_refused():
         policy.act(np.zeros(4), state=1)
     with pytest.raises(FloatingPointError, match="logits are not finite"):
         policy.act(np.full(4, np.nan))
-    with pytest.raises(UnsupportedSpace, match="MultiBinary"):
-        Policy(PolicySpec(), Spaces(SPACES.observation, MultiBinary(3)))
+    with pytest.raises(UnsupportedSpace, match="Text"):
+        Policy(PolicySpec(), Spaces(SPACES.observation, Text(3)))
 
 
 def test_the_default_models_flat_vector_is_the_initial_weights_in_order():

@@ -1,0 +1,101 @@
+"""How the actions of a space are stored, and what the environment gets of a stored action."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from flowrl.rl.unsupported import UnsupportedSpace
+
+Array = npt.NDArray[Any]
+Kind = Literal["discrete", "multi_discrete", "multi_binary", "box"]
+
+
+@dataclass(frozen=True, eq=False)
+class ActionLayout:
+    """How actions of one space are stored in the column `actions`, and how many numbers describe their distribution.
+
+    kind: "discrete": the index 0..n-1, int64, shape (). "multi_discrete": the indices, int64. "multi_binary": int8.
+        "box": the Gaussian's sample, float32, neither clipped nor (with `squash`) put through tanh.
+    shape: of one stored action. num_params: P, of one distribution. choices: the n of each index.
+    low, high: a Box's bounds, flat. start: what an index lacks to be the environment's.
+    """
+
+    kind: Kind
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    env_dtype: np.dtype[Any]
+    num_params: int
+    choices: tuple[int, ...] = ()
+    start: Any = 0
+    low: Array = field(default_factory=lambda: np.zeros(0, np.float32))
+    high: Array = field(default_factory=lambda: np.zeros(0, np.float32))
+    squash: bool = False
+
+    @staticmethod
+    def of(space: Any, *, squash: bool = False, where: str = "the environment") -> ActionLayout:
+        """The layout of a Gymnasium space.
+
+        Raises:
+            UnsupportedSpace: another kind of space, one of integers, or `squash` without finite bounds.
+        """
+        from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+
+        if squash and not isinstance(space, Box):
+            raise UnsupportedSpace.of("action", space, where, "PolicySpec(squash=True) is for Box actions")
+        if isinstance(space, Discrete):
+            n = int(space.n)
+            return ActionLayout("discrete", (), INT64, INT64, n, (n,), int(space.start))
+        if isinstance(space, MultiDiscrete):
+            choices = tuple(int(n) for n in np.ravel(space.nvec))
+            start = np.asarray(space.start, np.int64)
+            return ActionLayout(
+                "multi_discrete", space.shape, INT64, np.dtype(space.dtype), sum(choices), choices, start
+            )
+        if isinstance(space, MultiBinary):
+            return ActionLayout("multi_binary", space.shape, INT8, np.dtype(space.dtype), math.prod(space.shape))
+        if not isinstance(space, Box):
+            raise UnsupportedSpace.of("action", space, where, "number the combinations that matter: Discrete")
+        return _box(space, squash, where)
+
+    @property
+    def size(self) -> int:
+        """How many numbers one stored action holds."""
+        return math.prod(self.shape)
+
+    def to_env(self, actions: Array) -> Array:
+        """Stored actions (..., *shape) as the environment takes them: start added; or squashed, scaled and clipped.
+
+        Always an array of its own: what an environment does to it does not reach the batch.
+        """
+        if self.kind == "discrete":
+            return actions + self.start if self.start else actions.copy()
+        if self.kind == "box":
+            low, high = self.low.reshape(self.shape), self.high.reshape(self.shape)
+            if self.squash:
+                actions = low + (np.tanh(actions) + np.float32(1)) * (np.float32(0.5) * (high - low))
+            return np.clip(actions, low, high).astype(self.env_dtype, copy=False)
+        if self.kind == "multi_binary":
+            return actions.copy()
+        return np.asarray(actions + self.start, self.env_dtype)
+
+
+INT64, INT8, FLOAT32 = np.dtype(np.int64), np.dtype(np.int8), np.dtype(np.float32)
+
+
+def _box(space: Any, squash: bool, where: str) -> ActionLayout:
+    dtype, size = np.dtype(space.dtype), math.prod(space.shape)
+    if dtype.kind != "f":
+        raise UnsupportedSpace.of("action", space, where, "a Box of integers is a MultiDiscrete")
+    if size == 0:
+        raise UnsupportedSpace.of("action", space, where, "this one holds no number")
+    low, high = (np.asarray(bound, dtype).astype(np.float32).ravel() for bound in (space.low, space.high))
+    if squash and not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise UnsupportedSpace.of(
+            "action", space, where, "PolicySpec(squash=True) scales to the bounds, so they must be finite"
+        )
+    return ActionLayout("box", space.shape, FLOAT32, dtype, 2 * size, (), 0, low, high, squash)

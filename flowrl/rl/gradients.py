@@ -1,0 +1,70 @@
+"""The gradient of a loss over a minibatch, at once or summed over its parts, and the checks that it is finite."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from flowrl.rl.losses import Loss, LossOut
+from flowrl.rl.policy import Policy
+from flowrl.rl.spec import Progress
+from flowrl.rl.tally import Tally
+from flowrl.rl.tensors import TensorBatch, nonfinite_columns
+
+
+def gradient_of(
+    policy: Policy, loss: Loss, batch: TensorBatch, now: Progress, *, microbatch: int | None, where: str
+) -> tuple[LossOut, Tensor]:
+    """What the loss gives of a minibatch, and its flat gradient (parameters,).
+
+    With `microbatch` both are put together from parts of that size, of which only one at a time goes through the
+    network: the same loss, gradient and metrics. `where` begins an error's text.
+
+    Raises:
+        FloatingPointError: the loss is not finite.
+    """
+    if microbatch is None or microbatch >= batch.size:
+        return _gradient_at_once(policy, loss, batch, now, where)
+    total, value, tally = torch.zeros_like(policy.flat_parameters), torch.zeros(()), Tally()
+    per_row: dict[str, list[Tensor]] = {}
+    for part in batch.parts(microbatch):
+        out, gradient = _gradient_at_once(policy, loss, part, now, where)
+        # A part's loss is a mean over its own rows: by rows it enters the mean over all.
+        share = part.rows / batch.rows
+        total.add_(gradient, alpha=share)
+        value.add_(out.loss.detach(), alpha=share)
+        tally.add(out.metrics, part.rows)
+        for name, rows_B in out.per_row.items():
+            per_row.setdefault(name, []).append(rows_B)
+    return LossOut(value, tally.means(), {name: torch.cat(parts) for name, parts in per_row.items()}), total
+
+
+def finite_norm(gradient: Tensor, batch: TensorBatch | None, where: str) -> float:
+    """The norm of a gradient; `batch` is what it was computed from, if that was here.
+
+    Raises:
+        FloatingPointError: it is not finite.
+    """
+    norm = float(torch.linalg.vector_norm(gradient))
+    if not math.isfinite(norm):
+        raise FloatingPointError(_not_finite(f"the norm of the gradient is {norm}", batch, where))
+    return norm
+
+
+def _gradient_at_once(
+    policy: Policy, loss: Loss, batch: TensorBatch, now: Progress, where: str
+) -> tuple[LossOut, Tensor]:
+    out = loss(policy, batch, now)
+    value = float(out.loss.detach())
+    if not math.isfinite(value):
+        raise FloatingPointError(_not_finite(f"the loss is {value}", batch, where))
+    return out, policy.gradient(out.loss)
+
+
+def _not_finite(what: str, batch: TensorBatch | None, where: str) -> str:
+    columns = [] if batch is None else nonfinite_columns(batch)
+    cause = f"not finite: {columns}" if columns else "what went in was finite: try a lower learning rate"
+    cause = "it was computed elsewhere" if batch is None else cause
+    return f"{where}: {what}, so the parameters were left as they are ({cause})"

@@ -1,0 +1,114 @@
+"""The policy's side of one fragment: actions step by step, afterwards their probabilities and the values."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from flowrl.rl.inference import Array, Floats, Inference, State, check_finite
+from flowrl.rl.masks import Mask, masked
+from flowrl.rl.observations import Obs, map_arrays, num_rows
+
+Bools = npt.NDArray[np.bool_]
+
+
+class Unroll:
+    """The actions of one fragment, step by step, and afterwards their log-probabilities and the values.
+
+    The noise is drawn beforehand and the probabilities are computed once for the whole fragment:
+    between two steps of the environment only a forward pass and a pick remain.
+    `epsilon` mixes in uniform actions (Discrete ones), valid ones where there are masks; log-probabilities are then
+    those of the mixture. `state` is what a policy with memory begins with; `state_SN` has it before every step and at
+    the end.
+    """
+
+    def __init__(
+        self,
+        net: Inference,
+        steps: int,
+        num_envs: int,
+        rng: np.random.Generator,
+        epsilon: float = 0.0,
+        state: State | None = None,
+    ):
+        layout = net.actions
+        self.actions_TN: Array = np.empty((steps, num_envs, *layout.shape), layout.dtype)
+        self.masks_TN: Mask | None = None
+        self._net, self._epsilon, self._count = net, epsilon, layout.num_params
+        self._pick, self._forward = net.sampler.pick, net.forward
+        self._noise = net.sampler.noise(rng, (steps, num_envs))
+        self._params = np.empty((steps, num_envs, layout.num_params), np.float32)
+        self._values: Floats = np.empty((steps + 1, num_envs), np.float32)
+        self._values_known = False
+        self.state_SN: State = {
+            name: np.zeros((steps + 1, num_envs, *shape), np.float32) for name, shape in net.state_shapes.items()
+        }
+        for name, h_SN in self.state_SN.items():
+            if state is not None:
+                h_SN[0] = state[name]
+        if epsilon > 0.0:
+            self._explore = rng.random((steps, num_envs)) < epsilon
+            self._uniform = rng.random((steps, num_envs, self._count), np.float32)
+
+    def act(self, t: int, obs_N: Obs, mask_N: Mask | None = None, starts_N: Bools | None = None) -> Array:
+        """The actions (N, ...) of step t; rows of `actions_TN`.
+
+        mask_N: (N, P), which may be taken. starts_N: (N,), where an episode begins, for a policy with memory.
+        """
+        params, values = self._step(t, obs_N, starts_N) if self.state_SN else self._forward(obs_N)
+        if mask_N is not None:
+            if self.masks_TN is None:
+                self.masks_TN = np.ones(self._params.shape, np.bool_)
+            self.masks_TN[t] = mask_N
+            check_finite("logits", params)
+            params = masked(params, mask_N)
+        self._params[t] = params
+        actions = self.actions_TN[t]
+        self._pick(self._params[t], self._noise[t], actions)
+        if values is not None:
+            self._values[t] = values
+            self._values_known = True
+        if self._epsilon > 0.0:
+            uniform = self._uniform[t] if mask_N is None else np.where(mask_N, self._uniform[t], -1)
+            np.copyto(actions, uniform.argmax(-1), where=self._explore[t])
+        return actions
+
+    def _step(self, t: int, obs_N: Obs, starts_N: Bools | None) -> tuple[Floats, Floats]:
+        starts = np.zeros(num_rows(obs_N), np.bool_) if starts_N is None else starts_N
+        before = {name: h_SN[t] for name, h_SN in self.state_SN.items()}
+        params, values, after = self._net.step(obs_N, before, starts)
+        for name, h_N in after.items():
+            self.state_SN[name][t + 1] = h_N
+        return params, values
+
+    def finish(self, obs_SN: Obs) -> tuple[Floats, Floats]:
+        """Log-probabilities (T, N) and values (T + 1, N) of all T + 1 observations.
+
+        Raises:
+            FloatingPointError: the outputs or values are not finite; names step and environment.
+        """
+        check_finite("logits", self._params)
+        logp_TN = self._net.sampler.logp(self._params, self.actions_TN)
+        if self._epsilon > 0.0:
+            count = self._count if self.masks_TN is None else self.masks_TN.sum(-1)
+            mixed = (1.0 - self._epsilon) * np.exp(logp_TN, dtype=np.float64) + self._epsilon / count
+            logp_TN = np.log(mixed).astype(np.float32)
+        if self._values_known:
+            last = {name: h_SN[-1] for name, h_SN in self.state_SN.items()}
+            self._values[-1] = self._values_of(map_arrays(lambda x: x[-1], obs_SN), last)
+        else:
+            rows = map_arrays(lambda x: x.reshape(-1, *x.shape[2:]), obs_SN)
+            self._values = self._net.values(rows).reshape(self._values.shape)
+        check_finite("values", self._values)
+        return logp_TN, self._values
+
+    def final_values(self, final_obs: Obs, places: list[tuple[int, int]]) -> Floats:
+        """The values (F,) of final observations, each seen after step t of environment n, for (t, n) in `places`."""
+        steps, envs = (np.array(axis) for axis in zip(*places, strict=True))
+        state = {name: h_SN[steps + 1, envs] for name, h_SN in self.state_SN.items()}
+        return self._values_of(final_obs, state)
+
+    def _values_of(self, obs_N: Obs, state: State) -> Floats:
+        if not state:
+            return self._net.values(obs_N)
+        return self._net.step(obs_N, state, np.zeros(num_rows(obs_N), np.bool_))[1]
