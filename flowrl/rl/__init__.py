@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from flowrl.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from flowrl.rl import losses, returns
+    from flowrl.rl import losses, returns, schedules
     from flowrl.rl.envs import EnvContext
     from flowrl.rl.evaluator import Evaluator
     from flowrl.rl.learner import Learner
@@ -29,7 +29,7 @@ else:
             "worker": ("RolloutWorker",),
             "wrappers": ("EnvOptions",),
         },
-        modules=("losses", "returns"),
+        modules=("losses", "returns", "schedules"),
     )
 
 __all__ = [
@@ -45,4 +45,5 @@ __all__ = [
     "RolloutWorker",
     "losses",
     "returns",
+    "schedules",
 ]

@@ -1,5 +1,6 @@
 """Policies with memory: sequences equal single steps, resets let nothing through, training by sequences."""
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -12,6 +13,7 @@ from flowrl.rl.losses import PPOLoss
 from flowrl.rl.policy import Policy
 from flowrl.rl.recurrent import RecurrentActorCritic
 from flowrl.rl.spec import PolicySpec, Progress, Spaces
+from flowrl.rl.worker import RolloutWorker
 
 T, N, H = 7, 3, 5
 SPACES = Spaces(Box(-np.inf, np.inf, (4,), np.float32), Discrete(3))
@@ -200,3 +202,74 @@ def test_minibatches_count_sequences_and_parts_change_nothing():
     np.testing.assert_array_equal(
         restored.train(batch, minibatch=4).published, whole.train(batch, minibatch=4).published
     )
+
+
+class Adding(nn.Module):
+    """A user's own module with memory: it adds up what it has seen since the episode's start."""
+
+    def __init__(self, observation, action):
+        super().__init__()
+        self.state_shapes = {"total": (4,)}
+        self.head, self.value = nn.Linear(4, int(action.n)), nn.Linear(4, 1)
+
+    def forward(self, obs, state, starts):
+        total, totals = state["total"], []
+        for x, start in zip(obs, starts, strict=True):
+            total = total.masked_fill(start.unsqueeze(-1), 0.0) + x
+            totals.append(total)
+        sums = torch.stack(totals)
+        return self.head(sums), self.value(sums).squeeze(-1), {"total": total}
+
+
+def test_a_module_of_ones_own_may_have_memory():
+    spec = PolicySpec(model=Adding)
+    worker = RolloutWorker("CartPole-v1", spec, steps=40, num_envs=3, seed=0)
+    learner = Learner(spec, PPOLoss(), seed=0)
+    worker.set_weights(learner.build(worker.spaces()).published, 0)
+    worker.sample()
+    batch = worker.sample().payload
+    # The state before a step, which does not count at an episode's start, and the observation give the next one.
+    total = np.where(batch["starts"][..., None], 0, batch["state/total"]) + batch["obs"]
+    np.testing.assert_allclose(batch["state/total"][1:], total[:-1], rtol=1e-5, atol=1e-6)
+    assert 0 < batch["starts"].sum() < batch["starts"].size / 2
+    out = learner.policy.forward(batch)
+    valid = torch.tensor(batch["valid"])
+    torch.testing.assert_close(out.values.detach()[valid], torch.tensor(batch["values"])[valid], atol=1e-5, rtol=1e-4)
+    with_advantages = batch.with_columns(advantages=batch["rewards"], returns=batch["rewards"])
+    first = {name: value for (_, name), value in learner.train(with_advantages).metrics.items()}
+    assert abs(first["kl"]) < 1e-9
+    assert learner.train(with_advantages, minibatch=2).policy_version == 2
+
+
+class Choosing(gymnasium.Env):
+    """Allows one action of three, another one at each step, and says which in its observation."""
+
+    observation_space = Dict({"x": Box(-1, 1, (2,), np.float32), "action_mask": Box(0, 1, (3,), np.int8)})
+    action_space = Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._step = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        assert action == self._step % 3
+        self._step += 1
+        return self._obs(), 1.0, self._step == 7, False, {}
+
+    def _obs(self):
+        return {"x": np.ones(2, np.float32), "action_mask": np.eye(3, dtype=np.int8)[self._step % 3]}
+
+
+@KINDS
+def test_masks_hold_in_sequences(kind):
+    spec = PolicySpec(hidden=(6,), recurrent=kind, recurrent_size=H)
+    worker = RolloutWorker(Choosing, spec, steps=20, num_envs=2, seed=0)
+    learner = Learner(spec, PPOLoss(entropy_cost=0.1), seed=0)
+    worker.set_weights(learner.build(worker.spaces()).published, 0)
+    batch = worker.sample().payload
+    batch = batch.with_columns(advantages=batch["rewards"], returns=batch["rewards"])
+    found = {name: value for (_, name), value in learner.train(batch, epochs=2, minibatch=1).metrics.items()}
+    assert found["entropy"] == 0  # there was no choice
+    assert found["kl"] == 0
+    assert found["value_loss"] > 0
