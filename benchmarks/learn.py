@@ -60,8 +60,8 @@ TASKS = {
     "pendulum": Task(
         100_000,
         PPOConfig(
-            env="Pendulum-v1", num_workers=2, envs_per_worker=8, unroll=64, batch_steps=1000, epochs=10, minibatch=128,
-            discount=0.9, gae_lambda=0.9, learning_rate=Linear(2e-3, 0.0, 100_000), normalize_rewards=True,
+            env="Pendulum-v1", num_workers=2, envs_per_worker=8, unroll=64, batch_steps=1000, epochs=10, minibatch=64,
+            discount=0.9, gae_lambda=0.95, learning_rate=Linear(1e-3, 0.0, 100_000), normalize_rewards=True,
         ),
         "wanted: at least −250; a random policy gets some −1,200",
     ),

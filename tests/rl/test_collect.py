@@ -47,7 +47,7 @@ def test_values_of_remembered_episodes_are_the_same_in_every_mode(mode: Any) -> 
 
 def test_the_next_value_is_that_of_the_next_row_and_at_an_end_of_the_final_observation() -> None:
     rows = np.array(transitions(worker_of("same_step", 5), 8))
-    policy, worker = None, worker_of("same_step", 5)
+    worker = worker_of("same_step", 5)
     spaces = worker.spaces()["default"]
     policy = Policy(MEMORY, spaces)
     policy.set_weights(worker.get_state()["weights"])

@@ -259,3 +259,17 @@ def test_global_generators_are_not_touched(spec, spaces):
     assert torch.equal(torch.get_rng_state(), before[0])
     np.testing.assert_array_equal(np.random.get_state()[1], before[1])
     assert random.getstate() == before[2]
+
+
+def test_a_specification_says_nothing_that_its_own_module_would_ignore():
+    for name, value in (("recurrent", "gru"), ("convolutions", [(4, 3, 1)]), ("image_features", 5)):
+        with pytest.raises(ValueError, match=f"{name} is for the default model and would change nothing in"):
+            PolicySpec(model=Convolution, **{name: value})
+    for name, value, said in (
+        ("recurrent", "rnn", "recurrent must be None, 'lstm' or 'gru', got 'rnn'"),
+        ("recurrent_size", 0, "recurrent_size must be at least 1, got 0"),
+        ("initial_log_std", 3.0, "initial_log_std must be from -20 to 2, got 3.0"),
+        ("image_features", 0, "image_features must be at least 1, got 0"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            PolicySpec(**{name: value})
