@@ -59,7 +59,7 @@ class Square(Operator[Any, Any]):
 
 @pytest.mark.parametrize(
     "op",
-    [Window(), Window(1), ByReference(), Square(), functions.Gathered(2), functions.Tap(print), functions.Flatten()],
+    [Window(), Window(1), ByReference(), Square(), functions.Gathered(2), functions.Tap(repr), functions.Flatten()],
     ids=repr,
 )
 def test_operators_that_keep_the_contract(op: Any) -> None:
