@@ -61,7 +61,9 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
     def required_columns(self) -> frozenset[str]:
         """What the learner's loss needs."""
         given = (*self.learner.args, *self.learner.kwargs.values())
-        return frozenset().union(*(entry.needs for entry in given if isinstance(_needs(entry), frozenset)))
+        return frozenset().union(
+            *(entry.needs for entry in given if isinstance(_needs(entry), frozenset | set | list | tuple))
+        )
 
     def actor_started(self, handle: ActorHandle[Any], ctx: Context) -> None:
         if handle in ctx.actors(self.learner):

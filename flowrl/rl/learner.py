@@ -127,7 +127,7 @@ class Learner:
     @property
     def needs(self) -> frozenset[str]:
         """The columns that training reads: the loss's. Override together with `update` where more are read."""
-        return self.loss.needs
+        return frozenset(self.loss.needs)
 
     # training
     def train(

@@ -117,9 +117,10 @@ def test_what_it_refuses():
         TrainOneStep(many)
 
 
-def test_train_one_step_needs_what_the_loss_needs():
+@pytest.mark.parametrize("kind", [frozenset, set, list, tuple])
+def test_train_one_step_needs_what_the_loss_needs(kind):
     class Loss:
-        needs = frozenset({"advantages"})
+        needs = kind(["advantages"])
 
     learner = flowrl.actor(lambda loss: Learner(), Loss(), name="learner")
     assert TrainOneStep(learner).required_columns() == {"advantages"}
