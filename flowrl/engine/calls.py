@@ -55,9 +55,8 @@ class Call:
 
     # fmt: off
     __slots__ = (
-        "actor", "arrived", "incarnation", "infos", "kind", "label", "loaded", "node", "reason", "record", "sent",
-        "state",
-        "stats",
+        "actor", "arrived", "incarnation", "infos", "kind", "label", "loaded", "node", "owner", "reason", "record",
+        "sent", "state", "stats",
     )
     # fmt: on
 
@@ -70,6 +69,7 @@ class Call:
         self.infos: tuple[Info, ...] = ()
         self.loaded: tuple[list[Any], Any] | None = None  # items and published weights, once the driver has them
         self.arrived: Callable[[Call], None] | None = None
+        self.owner: Any = None  # what `arrived` knows it by
         self.stats: NodeStats  # of the node, once it is sent
 
     @property

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from flowrl.engine.calls import ANSWERED, LOST, ActorState, Call
+from flowrl.engine.calls import ANSWERED, ERROR, LOST, ActorState, Call
 from flowrl.engine.cursors import END, PENDING, Cursor, Item, Signal, item_by_ref
 from flowrl.errors import ActorDied
 from flowrl.failures import FailurePolicy, Ignore, Restart
@@ -19,8 +19,8 @@ class ShardFeed:
 
     # fmt: off
     __slots__ = (
-        "died_at", "empty", "ended", "handle", "items", "key", "node", "origins", "out", "place", "restarting",
-        "restarts", "state",
+        "calls", "died_at", "empty", "ended", "handle", "items", "key", "node", "origins", "place", "restarting",
+        "restarts", "state", "torn",
     )
     # fmt: on
 
@@ -28,13 +28,19 @@ class ShardFeed:
         self.state, self.handle, self.key, self.node = state, handle, key, node
         self.origins = (handle,)
         self.items: deque[tuple[Item, bool]] = deque()  # with whether it is the last of its answer
-        self.out = 0
+        self.calls: deque[Call] = deque()  # that are out, or answered before one that was asked earlier
         self.ended = False
         self.restarts = 0
         self.restarting = False
         self.place = 0  # the answers taken in: of this incarnation, or of all where a new one resumes
         self.empty = 0  # how many of them have come since the last with an item
         self.died_at = 0  # the place that no answer had got beyond at the last death
+        self.torn = False  # an answer was lost: those behind it are no longer the next ones
+
+    @property
+    def out(self) -> int:
+        """How many calls are out."""
+        return len(self.calls)
 
     def answered(self, new: int) -> None:
         """An answer with so many items was taken in. Deaths are in a row until one gets beyond the last of them."""
@@ -50,7 +56,9 @@ class ShardFeed:
         """The shard died: what is out is lost, and what its operators held of the answers without an item."""
         self.died_at = self.place + max(self.out, 1)  # that which killed it was out, or about to go out
         self.place = self.place - self.empty if self.state.resumes else 0
-        self.out = self.empty = 0
+        self.empty = 0
+        self.torn = False
+        self.calls.clear()
 
 
 class GatherCursor(Cursor):
@@ -59,26 +67,31 @@ class GatherCursor(Cursor):
     def __init__(self, name: str, run: Any, feeds: Sequence[ShardFeed], policy: FailurePolicy):
         super().__init__(name, run)
         self.feeds, self.policy = list(feeds), policy
-        self._by_call: dict[Call, ShardFeed] = {}
         for feed in self.feeds:
             run.watch(feed.state, self)
 
     def ask(self, feed: ShardFeed) -> None:
         """One more step of a shard."""
         call = self.run.calls.pull(feed.state, feed.key, self.name)
-        call.arrived = self.arrived
-        self._by_call[call] = feed
-        feed.out += 1
+        call.owner, call.arrived = feed, self.arrived
+        feed.calls.append(call)
         if call.done:  # answered as it was sent, and taken in by a wait of another thread
             self.arrived(call)
 
     def arrived(self, call: Call) -> None:
-        """Takes in one answer."""
-        feed = self._by_call.pop(call, None)
-        if feed is None:
-            return
-        feed.out -= 1
+        """Takes in one answer, behind those that its shard was asked for before: a network may swap the last two."""
+        feed: ShardFeed = call.owner
+        if call in feed.calls:  # else its shard has died since
+            calls = feed.calls
+            while calls and calls[0].done:
+                self._take(feed, calls.popleft())
+
+    def _take(self, feed: ShardFeed, call: Call) -> None:
         if call.state is LOST:
+            feed.torn = True
+            return
+        if feed.torn and feed.state.resumes and call.state is ANSWERED:  # its shard will give this item again
+            self.run.calls.lost += 1
             return
         if self.closed or call.state is not ANSWERED:
             self.run.calls.merge_metrics(call)
@@ -106,8 +119,10 @@ class GatherCursor(Cursor):
     def died(self, state: ActorState, reason: str) -> None:
         """The process of a shard ended: by the failure policy it is started again, dropped, or the run stops."""
         for feed in [feed for feed in self.feeds if feed.state is state and not feed.ended]:
-            for call in [call for call, owner in self._by_call.items() if owner is feed]:
-                del self._by_call[call]
+            for call in feed.calls:  # those that were answered stand behind one that was lost
+                if call.state is ERROR:
+                    self.run.fail(call, feed.node)
+                self.run.calls.lost += call.state is ANSWERED
             feed.lost()
             if isinstance(self.policy, Restart) and feed.restarts < self.policy.times:
                 feed.restarts += 1
@@ -169,7 +184,7 @@ class SyncGatherCursor(GatherCursor):
             if missing:
                 if not self.run.deterministic:
                     return PENDING
-                self.run.wait_in_place([call for call, feed in self._by_call.items() if feed in missing])
+                self.run.wait_in_place([call for feed in missing for call in feed.calls])
                 continue
             self._asked = False
             self._merge_noted()

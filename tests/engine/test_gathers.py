@@ -146,6 +146,14 @@ def test_every_item_comes_once_with_at_most_num_async_pulls_out_a_shard(num_asyn
         assert set(backend.most.values()) == {num_async}
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_items_of_a_shard_keep_their_order_where_a_network_swaps_its_answers(seed: int) -> None:
+    with run(from_items(range(60), num_shards=3).gather_async(num_async=4), Delayed(seed, in_order=False)) as r:
+        items = list(r)
+    for shard in range(3):
+        assert [item for item in items if item % 3 == shard] == list(range(shard, 60, 3))
+
+
 def test_a_shard_is_asked_again_when_the_consumer_pulls_after_its_item_and_not_on_arrival() -> None:
     with run(from_actors(counters(2), "next_item").gather_async(num_async=1), Local()) as r:
         for items in (1, 2, 3, 10):
@@ -259,11 +267,12 @@ def test_a_shard_that_always_dies_at_the_same_pull_is_given_up(gather: str) -> N
 
 @pytest.mark.parametrize("gather", ["gather_sync", "gather_async"])
 @pytest.mark.parametrize("repeat", [False, True])
+@pytest.mark.parametrize("in_order", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_restarted_iterator_goes_on_behind_its_items(gather: str, repeat: bool, seed: int) -> None:
+def test_a_restarted_iterator_goes_on_behind_its_items(gather: str, repeat: bool, in_order: bool, seed: int) -> None:
     source = from_items(range(12), num_shards=2, repeat=repeat).batch(2)
     flow = getattr(source, gather)(on_failure=Restart(2, backoff_s=1.0)).take(12 if repeat else 6)
-    with run(flow, Delayed(seed, die=dies("from_items-shards[1]", 4, 8))) as r:
+    with run(flow, Delayed(seed, in_order=in_order, die=dies("from_items-shards[1]", 4, 8))) as r:
         batches = list(r)
         assert r.stats().groups["from_items-shards"].deaths >= 1
     for odd in (0, 1):

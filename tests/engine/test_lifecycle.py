@@ -367,7 +367,8 @@ def test_memory_is_flat_over_many_items(local: Backend) -> None:
 
         def sizes() -> tuple[int, ...]:
             accounts = engine.accounts
-            return len(engine.calls.pending), len(gather._by_call), len(accounts.nodes), len(accounts.table._cells)
+            out = sum(feed.out for feed in gather.feeds)
+            return len(engine.calls.pending), out, len(accounts.nodes), len(accounts.table._cells)
 
         before, objects = sizes(), len(gc.get_objects())
         run.step(2000)
