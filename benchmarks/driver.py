@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import pickle
 import statistics
 import time
 from collections.abc import Callable
@@ -22,6 +21,8 @@ import ray
 
 import flowrl
 from flowrl import Flow, Local, Ray
+from flowrl.engine.host import opened
+from flowrl.engine.transport import unpack
 from flowrl.operators import Union
 
 SHARDS = {2: 1, 16: 8, 64: 32}  # calls in flight: shards, two calls each
@@ -83,16 +84,19 @@ def bare_ray_loop(actors: list[Any]) -> Callable[[int], None]:
 
 
 def bare_local_loop(run: Any) -> Callable[[int], None]:
-    """The messages that the graph on Local would send, and nothing else: send, unpickle the record, next shard."""
-    engine = run._engine
-    states = engine.states["shards"]
-    (key,) = states[0].actor.host.shards
-    message = pickle.dumps(("pull", 0, (), key), 5)
+    """The same over Local's messages: two pulls in flight an actor; record and value are read and it is asked again."""
+    states = run._engine.states["shards"]
+    backend = run._engine.backend
 
     def loop(items: int) -> None:
-        for i in range(items):
-            sent = engine.backend.send(states[i % len(states)].actor, message, ())
-            pickle.loads(sent.record)
+        pending = {backend.pull(state.actor, b""): state for state in states for _ in range(2)}
+        for _ in range(items):
+            ready = backend.poll(list(pending), None)[0]
+            state = pending.pop(ready)
+            inline = opened(ready.record).inline
+            assert inline is not None
+            unpack(inline)
+            pending[backend.pull(state.actor, b"")] = state
 
     return loop
 

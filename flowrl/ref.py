@@ -45,7 +45,7 @@ class Info(NamedTuple):
             nbytes = getattr(value, "nbytes", 0)
         except Exception:  # a property of the user's, of which nobody asked
             nbytes = 0
-        return Info(nbytes=nbytes if isinstance(nbytes, int) and nbytes >= 0 else 0)
+        return Info(nbytes=nbytes) if isinstance(nbytes, int) and nbytes > 0 else _NO_FIGURES
 
     @staticmethod
     def total(infos: Iterable[Info]) -> Info:
@@ -61,6 +61,9 @@ class Info(NamedTuple):
             for policy, steps in info.policies.items():
                 policies[policy] = policies.get(policy, 0) + steps
         return Info(env_steps, agent_steps, version, nbytes, {}, policies)
+
+
+_NO_FIGURES = Info()
 
 
 def oldest(a: int | None, b: int | None) -> int | None:

@@ -93,6 +93,10 @@ class Delayed(Local):
             self._hidden[sent] = (name, number, died)
         return sent
 
+    def pull(self, actor: Any, message: bytes) -> Sent:
+        """As any other message."""
+        return self.send(actor, message, ())
+
     def poll(self, sent: Sequence[Sent], timeout_s: float | None) -> list[Sent]:
         """Those that chance shows; at least one where the wait has no end."""
         until = None if timeout_s is None else self._clock + timeout_s
@@ -192,6 +196,10 @@ class Virtual(Local):
         self._done[sent], sent.record = (done, sent.record), None
         self._stored[id(sent.payload)] = (sent.payload, done)
         return sent
+
+    def pull(self, actor: Any, message: bytes) -> Sent:
+        """As any other message."""
+        return self.send(actor, message, ())
 
     def poll(self, sent: Sequence[Sent], timeout_s: float | None) -> list[Sent]:
         """Moves the clock on to the first answer among these (or by timeout_s), and gives all that are there then."""

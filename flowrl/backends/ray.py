@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import pickle
 import socket
 import threading
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 from flowrl.backends.placement import Placement
 from flowrl.backends.protocol import Died, GroupPlan, Sent
 from flowrl.engine.failure import record_of
-from flowrl.engine.host import FAILED, Host, Record
+from flowrl.engine.host import FAILED, Host, Record, sealed
 from flowrl.errors import ActorDied, FlowError, StartError
 
 MANY = 256  # above so many pending calls ray.wait costs more than completion callbacks
@@ -370,7 +369,7 @@ def _what_came_instead(error: BaseException) -> bytes | Died:
     # A RayTaskError comes from a living actor, also where its cause is the death of one that an argument came from.
     if isinstance(error, RayActorError | WorkerCrashedError) and not isinstance(error, RayTaskError):
         return Died(str(error).strip().split("\n")[0])
-    return pickle.dumps(tuple(Record(FAILED, error=record_of(_plainly(error)))), 5)
+    return sealed(Record(FAILED, error=record_of(_plainly(error))), 0.0)
 
 
 def _plainly(error: BaseException) -> BaseException:

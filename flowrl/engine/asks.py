@@ -7,12 +7,11 @@ from time import perf_counter
 from typing import Any
 
 from flowrl.engine.calls import ANSWERED, Call
-from flowrl.engine.cursors import BLOCKED, END, PENDING, Cursor, Item, Signal, item_by_ref, item_of_result
+from flowrl.engine.cursors import BLOCKED, END, MISSING, PENDING, Cursor, Item, Signal, item_of_result
 from flowrl.engine.failure import InNode
 from flowrl.engine.stage import Stage
 from flowrl.handles import Pending
 from flowrl.operator import AskOperator
-from flowrl.ref import Leaf, Ref
 
 
 class AskCursor(Cursor):
@@ -89,7 +88,7 @@ class AskCursor(Cursor):
         self.stats.items -= 1  # the host counted its answer; out() counts it again
         info = call.infos[0]
         if pending.make is None:
-            return item_by_ref(Ref(Leaf(call, 0), info, self.run.fetch), origins, version)
+            return Item(MISSING, None, info, origins, version, call)
         return Item(pending.make(info), None, info, origins, version)
 
     def close(self) -> None:

@@ -23,10 +23,7 @@ class DuplicateCursor(Cursor):
         return [self.upstream]
 
     def next_for(self, branch: BranchCursor) -> Item | Signal:
-        """The branch's next item; from upstream where it is the leading one."""
-        queue = self.queues[branch]
-        if queue:
-            return queue.popleft()
+        """The next item of a branch whose queue is empty: from upstream."""
         if self._ended:
             return END
         others = self._others.get(branch)
@@ -45,7 +42,8 @@ class DuplicateCursor(Cursor):
                 other.popleft()
                 self.run.accounts.merge([(self.name, None, "dropped", "sum", 1.0, 1.0)])
             other.append(got)
-        return self.out(got)
+        self.count(got)
+        return got
 
     def lagging(self) -> list[str]:
         """The branches that hold the others back."""
@@ -66,7 +64,8 @@ class BranchCursor(Cursor):
     def __init__(self, name: str, run: Any, shared: DuplicateCursor):
         super().__init__(name, run)
         self.shared = shared
-        shared.queues[self] = deque()
+        self._queue: deque[Item] = deque()
+        shared.queues[self] = self._queue
 
     def upstreams(self) -> list[Cursor]:
         return [self.shared]
@@ -74,9 +73,12 @@ class BranchCursor(Cursor):
     def pull(self) -> Item | Signal:
         if self.closed:
             return END
+        if self._queue:
+            return self.out(self._queue.popleft())
         got = self.shared.next_for(self)
         if type(got) is Item:
-            return self.out(got)
+            self.count(got)
+            return got
         if got is END:
             self.close()
         return self.blocked() if got is BLOCKED else got
@@ -95,6 +97,7 @@ class UnionCursor(Cursor):
     ):
         super().__init__(name, run)
         self.branches, self.weights, self.emit = list(branches), list(weights), list(emit)
+        self._pulls = [branch.pull for branch in self.branches]  # bound once
         self._in_turn = mode == "round_robin"
         self._turn = 0
         self._taken = 0  # items of the branch whose turn it is
@@ -107,40 +110,35 @@ class UnionCursor(Cursor):
     def pull(self) -> Item | Signal:
         if self.closed:
             return END
+        pulls, count, live = self._pulls, len(self._pulls), self._live
         passed, pending = 0, False  # branches in a row that had nothing
-        while passed < len(self.branches):
-            if not self._emitting:
-                self.close()
-                return END
+        while passed < count and self._emitting:
             at = self._turn
-            got: Item | Signal = self.branches[at].pull() if self._live[at] else END
+            got = pulls[at]() if live[at] else END
             if type(got) is Item:
                 passed, pending = 0, False
                 self._taken += 1
                 if self._taken >= self.weights[at]:
-                    self._next()
+                    self._turn, self._taken = (at + 1) % count, 0
                 if self.emit[at]:
-                    return self.out(got)
+                    self.count(got)
+                    return got
                 self.run.poll()
                 continue
             if got is END:
-                if self._live[at]:
-                    self._live[at] = False
+                if live[at]:
+                    live[at] = False
                     self._emitting -= self.emit[at]
             elif got is PENDING:
                 if self._in_turn:
                     return PENDING
                 pending = True
             passed += 1
-            self._next()
+            self._turn, self._taken = (at + 1) % count, 0
         if not self._emitting:
             self.close()
             return END
         return PENDING if pending else self.blocked()
-
-    def _next(self) -> None:
-        self._turn = (self._turn + 1) % len(self.branches)
-        self._taken = 0
 
     def close(self) -> None:
         if not self.closed:

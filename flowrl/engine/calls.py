@@ -10,13 +10,15 @@ from typing import Any
 
 from flowrl.backends.protocol import Backend, Died, Sent
 from flowrl.engine.failure import ErrorRecord, record_of
-from flowrl.engine.host import FAILED, STALE, Record
+from flowrl.engine.host import FAILED, STALE, Record, opened
 from flowrl.engine.interrupts import Interrupts, Mode
 from flowrl.engine.stats import Accounts, NodeStats
 from flowrl.engine.tells import Tell, collapse_into, method_label, together, wire_method
 from flowrl.engine.transport import item_of, pack_call, unpack
 from flowrl.ref import Info, Leaf, Ref
 from flowrl.sources import IteratorShard
+
+Fetch = Callable[[Ref[Any]], Any]  # how a reference finds its value
 
 NO_RECORD = Record()
 ANSWERED, LOST, ERROR, OUT = "answered", "lost", "error", "out"
@@ -55,13 +57,14 @@ class Call:
 
     # fmt: off
     __slots__ = (
-        "actor", "arrived", "incarnation", "infos", "kind", "label", "loaded", "node", "owner", "reason", "record",
-        "sent", "state", "stats",
+        "actor", "arrived", "fetch", "incarnation", "infos", "kind", "label", "loaded", "node", "owner", "reason",
+        "record", "sent", "state", "stats",
     )
     # fmt: on
 
-    def __init__(self, actor: ActorState, sent: Sent, kind: str, node: str, label: str):
+    def __init__(self, actor: ActorState, sent: Sent, kind: str, node: str, label: str, stats: NodeStats, fetch: Fetch):
         self.actor, self.sent, self.kind, self.node, self.label = actor, sent, kind, node, label
+        self.stats, self.fetch = stats, fetch  # of its node; of its run
         self.incarnation = actor.incarnation
         self.state = OUT
         self.reason = ""  # why there is no answer, once it is lost
@@ -70,7 +73,6 @@ class Call:
         self.loaded: tuple[list[Any], Any] | None = None  # items and published weights, once the driver has them
         self.arrived: Callable[[Call], None] | None = None
         self.owner: Any = None  # what `arrived` knows it by
-        self.stats: NodeStats  # of the node, once it is sent
 
     @property
     def done(self) -> bool:
@@ -90,6 +92,10 @@ class Call:
             self.loaded = backend.load(self.sent.payload)
         return item_of(self.loaded, slot)
 
+    def ref(self, slot: int, info: Info) -> Ref[Any]:
+        """A reference to one of the answer's items."""
+        return Ref(Leaf(self, slot), info, self.fetch)
+
     def held(self, slot: int | str) -> bool:
         """Whether the driver has the value already."""
         return self.loaded is not None or (slot != "published" and self.record.inline is not None)
@@ -106,8 +112,9 @@ class Calls:
     failed tells is left for the driver's next poll; so cursors change in one thread alone.
     """
 
-    def __init__(self, backend: Backend, accounts: Accounts, interrupts: Interrupts):
+    def __init__(self, backend: Backend, accounts: Accounts, interrupts: Interrupts, fetch: Fetch):
         self.backend, self.accounts, self.interrupts = backend, accounts, interrupts
+        self.fetch = fetch
         self.pending: dict[Sent, Call] = {}
         self.failed: list[tuple[str, str, ActorState, ErrorRecord]] = []  # to be raised at the next poll
         self.deaths: list[tuple[ActorState, int, str]] = []  # with the incarnation; settled at the next poll
@@ -115,15 +122,26 @@ class Calls:
         self._mailed: dict[ActorState, None] = {}
         self.lock = threading.RLock()
 
-    def pull(self, state: ActorState, key: str, node: str) -> Call:
-        """Asks a shard for one step."""
-        if not state.mail:
-            message = state.pull_messages.get(key)
-            if message is None:
-                message = state.pull_messages[key] = pickle.dumps(("pull", state.incarnation, (), key), 5)
-            with self.lock:
-                return self._sent(state, self._pull(state, message), "pull", node, key, len(message))
-        return self._post(state, "pull", key, [], node, key)
+    def pull(self, state: ActorState, key: str, node: str, stats: NodeStats) -> Call:
+        """Asks a shard for one step; `stats` are those of the node."""
+        if state.mail:
+            return self._post(state, "pull", key, [], node, key)
+        message = state.pull_messages.get(key)
+        if message is None:
+            message = state.pull_messages[key] = pickle.dumps(("pull", state.incarnation, (), key), 5)
+        self.lock.acquire()  # `with` takes twice as long, and this is once an item
+        try:
+            if state.shards == 1:
+                sent = self.backend.pull(state.actor, message)
+            else:
+                sent = self.backend.send(state.actor, message, ())
+            call = self.pending[sent] = Call(state, sent, "pull", node, key, stats, self.fetch)
+        finally:
+            self.lock.release()
+        stats.messages += 1
+        stats.bytes += len(message)
+        stats.out += 1
+        return call
 
     def ask(self, state: ActorState, method: Any, args: Sequence[Any], kwargs: dict[str, Any], node: str) -> Call:
         """Calls a method; the tells that wait for this actor ride along."""
@@ -191,20 +209,15 @@ class Calls:
         *, start: bool = False
     ) -> Call:  # fmt: skip
         sent = self.backend.send(state.actor, message, payloads, start=start)
-        return self._sent(state, sent, kind, node, label, len(message))
-
-    def _pull(self, state: ActorState, message: bytes) -> Sent:
-        if state.shards == 1:
-            return self.backend.pull(state.actor, message)
-        return self.backend.send(state.actor, message, ())
-
-    def _sent(self, state: ActorState, sent: Sent, kind: str, node: str, label: str, nbytes: int) -> Call:
-        call = self.pending[sent] = Call(state, sent, kind, node, label)
-        call.stats = self.accounts.sent(node, nbytes)
+        stats = self.accounts.node(node)
+        call = self.pending[sent] = Call(state, sent, kind, node, label, stats, self.fetch)
+        stats.messages += 1
+        stats.bytes += len(message)
+        stats.out += 1
         return call
 
     def _unsent(self, state: ActorState, kind: str, node: str, label: str) -> Call:
-        call = Call(state, Sent(), kind, node, label)
+        call = Call(state, Sent(), kind, node, label, self.accounts.node(node), self.fetch)
         call.state, call.reason = LOST, "it is being started again" if state.restarting else "its process has ended"
         self.lost += 1
         return call
@@ -226,8 +239,11 @@ class Calls:
         if not targets:
             return 0
         started = perf_counter()
-        with self.interrupts.during(mode):
+        before = self.interrupts.begin(mode)
+        try:
             ready = self.backend.poll(targets, timeout_s)
+        finally:
+            self.interrupts.end(before)
         if driving:
             self.accounts.waited(perf_counter() - started)
         return self._take(ready)
@@ -252,9 +268,7 @@ class Calls:
             gone = [call for call in self.pending.values() if call.actor is state]
             for call in gone:
                 del self.pending[call.sent]
-                self.accounts.lost(call.stats)
-                call.state, call.reason = LOST, "its process has ended"
-                self.lost += 1
+                self._lose(call, "its process has ended")
             state.mail = []
             self._mailed.pop(state, None)
         return gone
@@ -267,34 +281,38 @@ class Calls:
                 if call is not None:
                     calls.append(call)
                     raw, sent.record, sent.token = sent.record, None, None
-                    self._settle(call, raw)
+                    if type(raw) is Died:
+                        self._died(call, raw)
+                    else:
+                        self._account(call, opened(raw))  # type: ignore[arg-type]  # bytes: it is answered
         for call in calls:
             if call.arrived is not None:
                 call.arrived(call)
         return len(calls)
 
-    def _settle(self, call: Call, raw: bytes | Died | None) -> None:
-        if not isinstance(raw, Died):
-            assert raw is not None
-            self._account(call, Record(*pickle.loads(raw)))
-            return
+    def _died(self, call: Call, died: Died) -> None:
         state = call.actor
-        call.state, call.reason = LOST, raw.reason
+        self._lose(call, died.reason)
+        if call.incarnation == state.incarnation and state.alive and (state.up or call.kind == "start"):
+            self.deaths.append((state, call.incarnation, died.reason))
+
+    def _lose(self, call: Call, reason: str) -> None:
+        call.state, call.reason = LOST, reason
         self.lost += 1
         self.accounts.lost(call.stats)
-        if call.incarnation == state.incarnation and state.alive and (state.up or call.kind == "start"):
-            self.deaths.append((state, call.incarnation, raw.reason))
 
     def _account(self, call: Call, record: Record) -> None:
         call.record, call.infos = record, record.infos
-        call.state = LOST if record.status == STALE else ERROR if record.status == FAILED else ANSWERED
-        if record.status == STALE:
-            call.reason = "its process was started anew in between"
-            self.lost += 1
-            self.accounts.lost(call.stats)
+        status = record.status
+        if status == STALE:
+            self._lose(call, "its process was started anew in between")
             return
+        call.state = ERROR if status == FAILED else ANSWERED
+        if call.kind == "pull" and not record.tell_errors:
+            self.accounts.answer(call.actor.group, call.stats, record)
+            return  # a gather merges the metrics of its shards, in an order that timing cannot change
         self.accounts.answer(call.actor.group, call.stats, record, starting=call.kind == "start")
-        if call.kind != "pull":  # a gather merges those of its shards, in an order that timing cannot change
+        if call.kind != "pull":
             self.merge_metrics(call)
         for node, label, failure in record.tell_errors:
             self.failed.append((node, f"the tell {label!r}", call.actor, failure))

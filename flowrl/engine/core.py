@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import zlib
 from collections.abc import Callable, Sequence
+from threading import get_ident
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,10 +12,10 @@ import numpy as np
 from flowrl.backends.protocol import Backend
 from flowrl.engine.blame import NodePlace, raise_located, raise_record, stalled
 from flowrl.engine.calls import ANSWERED, LOST, ActorState, Call, Calls
-from flowrl.engine.cursors import BLOCKED, END, Cursor, Item, Signal
+from flowrl.engine.cursors import BLOCKED, END, Cursor, Item
 from flowrl.engine.failure import ErrorRecord, InNode
 from flowrl.engine.gathers import GatherCursor
-from flowrl.engine.interrupts import Interrupts, Mode
+from flowrl.engine.interrupts import MAIN, Interrupts, Mode
 from flowrl.engine.lives import Lives
 from flowrl.engine.stage import Stage
 from flowrl.engine.stats import Accounts
@@ -39,7 +39,7 @@ class Engine:
         self.backend, self.accounts, self.seed = backend, accounts, seed
         self.deterministic = deterministic
         self.interrupts = Interrupts()
-        self.calls = Calls(backend, accounts, self.interrupts)
+        self.calls = Calls(backend, accounts, self.interrupts, self.fetch)
         self.lives = Lives(self)
         self.moved = 0  # items that any cursor moved; what "stalled" is judged by
         self.root: Cursor
@@ -50,7 +50,7 @@ class Engine:
         self.closing = False  # from the first moment of closing: what a pull answers then may be cut short
         self.closed = False
         self.patience_s = 2.0
-        self._driver: int | None = None  # the thread that moves items now
+        self.driver: int | None = None  # the thread that moves items now
         self._failures: list[tuple[ErrorRecord, str, ActorState]] = []
 
     # ---------------------------------------------------------------- moving items
@@ -58,29 +58,37 @@ class Engine:
     @property
     def moves_here(self) -> bool:
         """Whether the calling thread is in the middle of moving an item: it is an operator's code that asks."""
-        return self._driver == threading.get_ident()
+        return self.driver == get_ident()
 
-    def next_value(self) -> tuple[bool, Any]:
-        """(True, the next item's value), or (False, None) at the end of the run's flow.
+    def next_value(self, thread: int) -> tuple[bool, Any]:
+        """(True, the next item's value), or (False, None) at the end of the run's flow; moved by the calling `thread`.
 
         Raises:
             KeyboardInterrupt: with `interrupts.safe`, nothing is lost and the next call goes on.
         """
-        with self.interrupts:
-            self._driver = threading.get_ident()
-            try:
-                item = self.next_item()
-                return (False, None) if item is None else (True, self._root_value(item))
-            finally:
-                self._driver = None
+        self.driver = thread
+        if thread == MAIN:
+            self.interrupts.enter()
+        try:
+            item = self.next_item()
+            return (False, None) if item is None else (True, self._root_value(item))
+        finally:
+            self.driver = None
+            if thread == MAIN:
+                self.interrupts.depth -= 1
 
     def next_item(self) -> Item | None:
         """The next item of the run's flow, or None at its end."""
+        root = self.root
         while True:
             self.poll()
             before = self.moved
-            got = self._pull()
-            if isinstance(got, Item) and not self.closing:
+            try:
+                got = root.pull()
+            except InNode as located:
+                failed = located
+                break
+            if type(got) is Item and not self.closing:
                 return got
             self.poll()
             if got is END:
@@ -91,19 +99,14 @@ class Engine:
                 self.wait(None)
             elif self.moved == before:
                 raise stalled(self.cursors)
-
-    def _pull(self) -> Item | Signal:
-        try:
-            return self.root.pull()
-        except InNode as located:
-            failed = located
         self.raise_located(failed)  # outside the except block, so that the user's exception has no context of ours
 
     def _root_value(self, item: Item) -> Any:
         try:
-            return self.value_of(item, self.root.name)
-        except InNode as located:
-            failed = located
+            return item.get()
+        except BaseException as error:
+            failed = InNode(self.root.name, ItemId(-1, item.origins, item.version))
+            failed.__cause__ = error
         self.raise_located(failed)
 
     def wait_in_place(self, calls: Sequence[Call]) -> None:
@@ -127,12 +130,16 @@ class Engine:
         if not idle:
             self.calls.wait(targets, timeout_s)
         elif timeout_s is not None:
-            with self.interrupts.during(Mode.WAITING):
+            mode = self.interrupts.begin(Mode.WAITING)
+            try:
                 self.backend.poll([], timeout_s)
+            finally:
+                self.interrupts.end(mode)
 
     def poll(self) -> None:
         """Raises what has failed since the last poll: interrupts, deaths, calls, tells."""
-        self.interrupts.check()
+        if self.interrupts.noted:
+            self.interrupts.check()
         if self.closing:
             raise FlowError(CLOSED_MEANWHILE)
         if self._failures:
@@ -296,6 +303,7 @@ class Engine:
                     _attempt(problems, lambda state=state: self.backend.kill(state.actor))  # type: ignore[misc]
         _attempt(problems, self.backend.close)
         self.calls.pending.clear()
+        self.interrupts.release()
         return problems
 
     def _stop_actors(self, wait_s: float, problems: list[str]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from flowrl.engine.failure import InNode
 from flowrl.engine.stage import Stage
 from flowrl.engine.stats import NodeStats
+from flowrl.engine.transport import unpack
 from flowrl.operator import ItemId
 from flowrl.ref import Info, Ref, oldest
 from flowrl.shapes import describe
@@ -25,32 +26,48 @@ class Signal(enum.Enum):
 
 
 PENDING, BLOCKED, END = Signal.PENDING, Signal.BLOCKED, Signal.END
-_MISSING: Any = object()
+MISSING: Any = object()  # in place of a value that was not fetched
 
 
 class Item:
-    """One item on the driver: a reference, or a value, or both; with where it came from."""
+    """One item on the driver: a value, a reference, or one of an answer's; with where it came from."""
 
-    __slots__ = ("info", "origins", "ref", "value", "version")
+    __slots__ = ("_ref", "call", "info", "origins", "slot", "value", "version")
 
-    def __init__(self, value: Any, ref: Ref[Any] | None, info: Info, origins: tuple[Any, ...], version: int | None):
-        self.value, self.ref, self.info, self.origins, self.version = value, ref, info, origins, version
+    def __init__(
+        self, value: Any, ref: Ref[Any] | None, info: Info, origins: tuple[Any, ...], version: int | None,
+        call: Any = None, slot: int = 0,
+    ):  # fmt: skip
+        self.value, self._ref, self.info, self.origins, self.version = value, ref, info, origins, version
+        self.call, self.slot = call, slot
+
+    @property
+    def ref(self) -> Ref[Any] | None:
+        """A reference to what does not lie on the driver; made when it is asked for."""
+        if self._ref is None and self.call is not None:
+            self._ref = self.call.ref(self.slot, self.info)
+        return self._ref
 
     def get(self) -> Any:
         """The value, fetched if it was not."""
-        if self.value is _MISSING:
-            assert self.ref is not None
-            self.value = self.ref.get()
+        if self.value is MISSING:
+            inline = None if self.call is None else self.call.record.inline
+            if inline is not None:
+                self.value = unpack(inline)[self.slot]
+            else:
+                assert self.ref is not None
+                self.value = self.ref.get()
         return self.value
 
     def as_ref(self) -> Ref[Any]:
         """A reference to it."""
-        return Ref.of(self.value, self.info) if self.ref is None else self.ref
+        ref = self.ref
+        return Ref.of(self.value, self.info) if ref is None else ref
 
 
 def item_by_ref(ref: Ref[Any], origins: tuple[Any, ...], version: int | None) -> Item:
     """An item whose value stays where it is."""
-    return Item(_MISSING, ref, ref.info, origins, version)
+    return Item(MISSING, ref, ref.info, origins, version)
 
 
 def item_of_result(value: Any, origins: tuple[Any, ...], version: int | None) -> Item:
@@ -82,15 +99,27 @@ class Cursor:
         return []
 
     def out(self, item: Item) -> Item:
-        """Counts an item that leaves."""
+        """Counts an item that leaves, and that something has moved."""
+        self.run.moved += 1
         stats = self.stats
         stats.items += 1
         stats.steps += item.info.env_steps
-        self.run.moved += 1
         if self._blocked_since is not None:
-            stats.blocked_s += perf_counter() - self._blocked_since
-            self._blocked_since = None
+            self._unblocked()
         return item
+
+    def count(self, item: Item) -> None:
+        """Counts an item that was handed on as it came from upstream."""
+        stats = self.stats
+        stats.items += 1
+        stats.steps += item.info.env_steps
+        if self._blocked_since is not None:
+            self._unblocked()
+
+    def _unblocked(self) -> None:
+        assert self._blocked_since is not None
+        self.stats.blocked_s += perf_counter() - self._blocked_since
+        self._blocked_since = None
 
     def blocked(self) -> Signal:
         """Notes since when it is blocked."""

@@ -6,12 +6,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from flowrl.engine.calls import ANSWERED, ERROR, LOST, ActorState, Call
-from flowrl.engine.cursors import END, PENDING, Cursor, Item, Signal, item_by_ref
+from flowrl.engine.calls import ANSWERED, ERROR, LOST, OUT, ActorState, Call
+from flowrl.engine.cursors import END, MISSING, PENDING, Cursor, Item, Signal
 from flowrl.errors import ActorDied
 from flowrl.failures import FailurePolicy, Ignore, Restart
 from flowrl.handles import ActorHandle
-from flowrl.ref import Leaf, Ref
 
 
 class ShardFeed:
@@ -42,16 +41,6 @@ class ShardFeed:
         """How many calls are out."""
         return len(self.calls)
 
-    def answered(self, new: int) -> None:
-        """An answer with so many items was taken in. Deaths are in a row until one gets beyond the last of them."""
-        self.place += 1
-        self.empty += 1
-        if new:
-            self.state.given += self.empty
-            self.empty = 0
-        if self.place >= self.died_at:
-            self.restarts = 0
-
     def lost(self) -> None:
         """The shard died: what is out is lost, and what its operators held of the answers without an item."""
         self.died_at = self.place + max(self.out, 1)  # that which killed it was out, or about to go out
@@ -67,47 +56,64 @@ class GatherCursor(Cursor):
     def __init__(self, name: str, run: Any, feeds: Sequence[ShardFeed], policy: FailurePolicy):
         super().__init__(name, run)
         self.feeds, self.policy = list(feeds), policy
+        self._arrived = self.arrived  # bound once
         for feed in self.feeds:
             run.watch(feed.state, self)
 
     def ask(self, feed: ShardFeed) -> None:
         """One more step of a shard."""
-        call = self.run.calls.pull(feed.state, feed.key, self.name)
-        call.owner, call.arrived = feed, self.arrived
+        call = self.run.calls.pull(feed.state, feed.key, self.name, self.stats)
+        call.owner, call.arrived = feed, self._arrived
         feed.calls.append(call)
-        if call.done:  # answered as it was sent, and taken in by a wait of another thread
+        if call.state is not OUT:  # answered as it was sent, and taken in by a wait of another thread
             self.arrived(call)
 
     def arrived(self, call: Call) -> None:
         """Takes in one answer, behind those that its shard was asked for before: a network may swap the last two."""
         feed: ShardFeed = call.owner
-        if call in feed.calls:  # else its shard has died since
-            calls = feed.calls
-            while calls and calls[0].done:
+        calls = feed.calls
+        if call in calls:  # else its shard has died since
+            while calls and calls[0].state is not OUT:
                 self._take(feed, calls.popleft())
 
     def _take(self, feed: ShardFeed, call: Call) -> None:
+        common = call.state is ANSWERED and not feed.torn and not self.closed
+        if not common and not self._takes_all_the_same(feed, call):
+            return
+        infos = call.infos
+        if call.record.deltas:
+            self.note_metrics(feed, call)
+        feed.place += 1
+        if not infos:
+            feed.empty += 1
+        else:
+            feed.state.given += feed.empty + 1
+            feed.empty = 0
+        if feed.place >= feed.died_at:  # deaths are in a row until an answer gets beyond the last of them
+            feed.restarts = 0
+        last = len(infos) - 1
+        for slot, info in enumerate(infos):
+            item = Item(MISSING, None, info, feed.origins, info.policy_version, call, slot)
+            feed.items.append((item, slot == last))
+        if call.record.ended and not feed.ended:
+            feed.ended = True
+            self.run.accounts.merge([(self.name, None, "shards_ended", "sum", 1.0, 1.0)])
+        self.came(feed, len(infos))
+
+    def _takes_all_the_same(self, feed: ShardFeed, call: Call) -> bool:
+        """Deals with what is no common answer; whether it still is one."""
         if call.state is LOST:
             feed.torn = True
-            return
-        if feed.torn and feed.state.resumes and call.state is ANSWERED:  # its shard will give this item again
-            self.run.calls.lost += 1
-            return
+            return False
         if self.closed or call.state is not ANSWERED:
             self.run.calls.merge_metrics(call)
             if not self.closed:
                 self.run.fail(call, feed.node)
-            return
-        self.note_metrics(feed, call)
-        feed.answered(len(call.infos))
-        fetch, last = self.run.fetch, len(call.infos) - 1
-        for slot, info in enumerate(call.infos):
-            ref: Ref[Any] = Ref(Leaf(call, slot), info, fetch)
-            feed.items.append((item_by_ref(ref, feed.origins, info.policy_version), slot == last))
-        if call.record.ended and not feed.ended:
-            feed.ended = True
-            self.run.accounts.merge([(self.name, None, "shards_ended", "sum", 1.0, 1.0)])
-        self.came(feed, len(call.infos))
+            return False
+        if feed.state.resumes:  # the next life of its shard will give this item again
+            self.run.calls.lost += 1
+            return False
+        return True
 
     def came(self, feed: ShardFeed, new: int) -> None:
         """An answer of a shard was taken in."""
@@ -236,7 +242,7 @@ class AsyncGatherCursor(GatherCursor):
             return END
         if self._spent is not None:
             feed, self._spent = self._spent, None
-            if self._owed or feed.ended or feed.restarting or feed.out >= self.num_async:
+            if self._owed or feed.ended or feed.restarting or len(feed.calls) >= self.num_async:
                 self._owed[feed] = self._owed.get(feed, 0) + 1
             else:
                 self.ask(feed)
@@ -265,7 +271,9 @@ class AsyncGatherCursor(GatherCursor):
                 self.ask(feed)
 
     def came(self, feed: ShardFeed, new: int) -> None:
-        if new:
+        if new == 1:
+            self._arrivals.append(feed)
+        elif new:
             self._arrivals.extend([feed] * new)
         elif not feed.ended:
             self.ask(feed)

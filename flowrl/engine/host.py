@@ -38,6 +38,23 @@ class Record(NamedTuple):
     error: ErrorRecord | None = None
 
 
+_INFOS, _BUSY_S = (Record._fields.index(name) for name in ("infos", "busy_s"))
+_made = tuple.__new__  # a named tuple of a plain one, without a look at each of its fields
+
+
+def sealed(record: Record, busy_s: float) -> bytes:
+    """A record as it travels: plain tuples, which pickle sooner than classes."""
+    infos = tuple([tuple(info) for info in record.infos])
+    return pickle.dumps((record[0], infos, *record[_INFOS + 1 : _BUSY_S], busy_s, *record[_BUSY_S + 1 :]), 5)
+
+
+def opened(raw: bytes) -> Record:
+    """The record again."""
+    fields = pickle.loads(raw)
+    infos = tuple([_made(Info, info) for info in fields[_INFOS]])
+    return _made(Record, (fields[0], infos, *fields[_INFOS + 1 :]))
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """A shard's share of a graph: a source method and the operators behind it, each with its node's name."""
@@ -77,7 +94,7 @@ class Host:
             if kind == "start":
                 record, payload = self._start(incarnation, body)
             elif incarnation != self.incarnation:
-                return pickle.dumps(tuple(Record(STALE)), 5), None
+                return sealed(Record(STALE), 0.0), None
             else:
                 for tell in tells:
                     self._tell(tell, payloads, tell_errors, deltas)
@@ -102,7 +119,7 @@ class Host:
     def next(self) -> tuple[bytes, Any]:
         """(record, payload) of a pull without tells, where there is one shard; no arguments: cheaper to send."""
         if len(self.shards) != 1:
-            return pickle.dumps(tuple(Record(STALE)), 5), None
+            return sealed(Record(STALE), 0.0), None
         started = perf_counter()
         (shard,) = self.shards.values()
         try:
@@ -114,10 +131,10 @@ class Host:
 
     def _sealed(self, record: Record, payload: Any, busy_s: float) -> tuple[bytes, Any]:
         try:
-            return pickle.dumps(tuple(record._replace(busy_s=busy_s)), 5), payload
+            return sealed(record, busy_s), payload
         except BaseException as error:  # something in the record that cannot be pickled
             failure = record_of(error)
-            return pickle.dumps(tuple(Record(FAILED, busy_s=busy_s, error=failure)), 5), failure
+            return sealed(Record(FAILED, error=failure), busy_s), failure
 
     def _start(self, incarnation: int, body: tuple[Packed | Start, dict[str, Any]]) -> tuple[Record, Any]:
         if self.incarnation == incarnation:
@@ -269,8 +286,10 @@ class Shard:
         infos = []
         for value, _, version in results:
             info = Info.of(value)
-            version = oldest(version, info.policy_version)
-            infos.append(Info(info.env_steps, info.agent_steps, version, info.nbytes, {}, info.policies))
+            if version is not None or info.metrics:
+                version = oldest(version, info.policy_version)
+                info = Info(info.env_steps, info.agent_steps, version, info.nbytes, {}, info.policies)
+            infos.append(info)
         inline = packed_if_small(items) if items else None
         record = Record(
             infos=tuple(infos),

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # what signal wraps, without the enums that cost 10 µs a call
 import enum
-import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from _signal import SIGINT, default_int_handler, getsignal
+from contextlib import suppress
+from threading import get_ident
 from types import FrameType
-from typing import Any
+from typing import ClassVar
 
 UNDER_WAY = "flowrl: interrupted, finishing the item at hand; press Ctrl-C again to stop at once\n"
-_MAIN = threading.main_thread().ident
+MAIN = threading.main_thread().ident
 
 
 class Mode(enum.Enum):
@@ -29,58 +29,78 @@ class Mode(enum.Enum):
 class Interrupts:
     """Inside `with`, in the main thread, SIGINT raises KeyboardInterrupt only where no item is under way.
 
-    A second one raises wherever it finds the program. A handler that the user installed is left alone.
+    A second one raises wherever it finds the program. A handler that the user installed is left alone. Ours stays in
+    place from the first item to `release`, for to set one costs more than a small item; between items it does what
+    Python's does.
     `safe` says of the KeyboardInterrupt raised last that it tore no item; `woke` that it only ends a wait, whose owner
     catches it. (A type of its own would not do: extensions, Ray's among them, raise a KeyboardInterrupt in its place.)
     """
+
+    _moving: ClassVar[Interrupts | None] = None  # whose item is, or was last, under way in the main thread
+    _installed: ClassVar[set[int]] = set()  # by id, those for whom the handler is in place
 
     def __init__(self) -> None:
         self.noted = False
         self.safe = False
         self.woke = False
+        self.depth = 0  # above 0 while an item is under way in the main thread
         self._mode = Mode.MOVING
-        self._depth = 0
-        self._before: Any = None
-        self._noting = self._note  # bound once
 
     def __enter__(self) -> Interrupts:
-        if threading.get_ident() == _MAIN:
-            self._depth += 1
-            if self._depth == 1 and _signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-                self._before = _signal.signal(signal.SIGINT, self._noting)
+        if get_ident() == MAIN:
+            self.enter()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if threading.get_ident() == _MAIN:
-            self._depth -= 1
-            if self._depth == 0 and self._before is not None:
-                _signal.signal(signal.SIGINT, self._before)
-                self._before = None
+        if get_ident() == MAIN:
+            self.depth -= 1
 
-    @contextmanager
-    def during(self, mode: Mode) -> Iterator[None]:
-        """What a SIGINT does to the main thread inside this block; other threads get none."""
-        if threading.get_ident() != _MAIN:
-            yield
-            return
-        before, self._mode = self._mode, mode
-        try:
-            if mode is Mode.WAITING:
-                self.check()  # one that came just before the mode was set
-            yield
-        finally:
+    def enter(self) -> None:
+        """As `with` does, in the main thread; `depth -= 1` ends it."""
+        self.depth += 1
+        if Interrupts._moving is not self or getsignal(SIGINT) is default_int_handler:
+            self._take_over()
+
+    def _take_over(self) -> None:
+        if getsignal(SIGINT) is default_int_handler:  # at first, or a notebook put it back between two cells
+            self._installed.add(id(self))
+            _signal.signal(SIGINT, _interrupted)
+        if Interrupts._moving is None or Interrupts._moving.depth == 0:  # else its operator moves this run
+            Interrupts._moving = self
+
+    def release(self) -> None:
+        """Puts Python's handler back, where no other run needs ours; in any but the main thread it stays."""
+        self._installed.discard(id(self))
+        if Interrupts._moving is self:
+            Interrupts._moving = None
+        if get_ident() == MAIN and not self._installed and getsignal(SIGINT) is _interrupted:
+            _signal.signal(SIGINT, default_int_handler)
+
+    def begin(self, mode: Mode) -> Mode:
+        """What a SIGINT does to the main thread from here on; other threads get none. Returns the mode before."""
+        before = self._mode
+        if get_ident() == MAIN:
+            self._mode = mode
+            if mode is Mode.WAITING and self.noted:  # one that came just before the mode was set
+                self._mode = before
+                self._raise(safe=True)
+        return before
+
+    def end(self, before: Mode) -> None:
+        """Back to the mode that `begin` returned."""
+        if get_ident() == MAIN:
             self._mode = before
 
     def check(self) -> None:
         """Raises a noted interrupt; to be called where no item is under way, and only there."""
-        if self.noted and threading.get_ident() == _MAIN:
+        if self.noted and get_ident() == MAIN:
             self._raise(safe=True)
 
     def _raise(self, *, safe: bool) -> None:
         self.noted, self.safe = False, safe
         raise KeyboardInterrupt
 
-    def _note(self, signum: int, frame: FrameType | None) -> None:
+    def _note(self) -> None:
         if self._mode is Mode.WAITING:
             self._raise(safe=True)
         if self.noted:
@@ -90,6 +110,15 @@ class Interrupts:
         if self._mode is Mode.ASKING:
             self.woke = True
             raise KeyboardInterrupt
+
+
+def _interrupted(signum: int, frame: FrameType | None) -> None:
+    """The handler: it does for the item under way what its run says, and else what Python's does."""
+    moving = Interrupts._moving
+    if moving is None or moving.depth == 0:
+        default_int_handler(signum, frame)
+    else:
+        moving._note()
 
 
 def _say(line: str) -> None:

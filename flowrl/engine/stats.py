@@ -87,15 +87,6 @@ class Accounts:
                 found = self.nodes.setdefault(name, NodeStats())
         return found
 
-    def sent(self, node: str, nbytes: int) -> NodeStats:
-        """A message left; returns the figures of its node."""
-        stats = self.node(node)
-        with self.lock:
-            stats.messages += 1
-            stats.bytes += nbytes
-            stats.out += 1
-        return stats
-
     def lost(self, stats: NodeStats) -> None:
         """A message of a node has no answer."""
         with self.lock:
@@ -111,14 +102,13 @@ class Accounts:
 
     def answer(self, group: str, stats: NodeStats, record: Record, *, starting: bool = False) -> None:
         """An answer's figures. The making of an actor's object is no work of its group; metrics merge by themselves."""
-        with self.lock:
+        self.lock.acquire()  # with a lock takes twice as long by `with`, and this is once an item
+        try:
             stats.out -= 1
             if not starting:
                 actors = self.groups[group]
                 actors.busy_s += record.busy_s
                 actors.calls += 1
-            self.env_steps += record.env_steps
-            self.agent_steps += record.agent_steps
             for info in record.infos:
                 stats.bytes += info.nbytes
             for name, items, busy_s, first in record.stages:
@@ -127,10 +117,14 @@ class Accounts:
                 stage.busy_s += busy_s
                 if stage.first is None:
                     stage.first = first
+            self.env_steps += record.env_steps
+            self.agent_steps += record.agent_steps
             if record.env_steps and record.stages:
                 self.node(record.stages[0][0]).steps += record.env_steps  # the source's
                 if len(record.stages) > 1:
                     self.node(record.stages[-1][0]).steps += sum(info.env_steps for info in record.infos)
+        finally:
+            self.lock.release()
 
     def merge(self, deltas: Sequence[Delta]) -> None:
         """Metrics that were recorded on the driver, or came with an answer; each is to be merged exactly once."""
