@@ -21,7 +21,6 @@ import ray
 
 import flowrl
 from flowrl import Flow, Local, Ray
-from flowrl.engine.host import opened
 from flowrl.engine.transport import unpack
 from flowrl.operators import Union
 
@@ -93,9 +92,7 @@ def bare_local_loop(run: Any) -> Callable[[int], None]:
         for _ in range(items):
             ready = backend.poll(list(pending), None)[0]
             state = pending.pop(ready)
-            inline = opened(ready.record).inline
-            assert inline is not None
-            unpack(inline)
+            unpack(ready.record.inline)
             pending[backend.pull(state.actor, b"")] = state
 
     return loop

@@ -17,6 +17,7 @@ from flowrl.backends.protocol import Died, GroupPlan, Sent
 from flowrl.contract import check_operator
 from flowrl.difference import difference
 from flowrl.engine.failure import record_of
+from flowrl.engine.host import Record
 from flowrl.errors import ActorDied
 from flowrl.handles import ActorHandle
 
@@ -56,7 +57,7 @@ class Delayed(Local):
         self._seed, self._likely, self._in_order, self._die = seed, likely, in_order, die
         self._random = random.Random(seed)
         self._clock = 0.0
-        self._hidden: dict[Sent, tuple[str, int, bytes | Died]] = {}  # actor, number of the message, answer
+        self._hidden: dict[Sent, tuple[str, int, bytes | Record | Died]] = {}  # actor, number of the message, answer
         self._answered: dict[str, int] = {}  # by actor: the number of the last message whose answer was seen
         self._actors: dict[str, Any] = {}  # the living ones
         self._messages: dict[str, int] = {}
@@ -171,7 +172,7 @@ class Virtual(Local):
         self._clock = 0.0
         self._free: dict[str, float] = {}  # when the actor's last message is done
         self._counts: dict[tuple[str, str], int] = {}
-        self._done: dict[Sent, tuple[float, bytes | Died]] = {}
+        self._done: dict[Sent, tuple[float, bytes | Record | Died]] = {}
         self._stored: dict[int, tuple[Any, float]] = {}  # by id, with the payload so that the id stays its own
 
     def __repr__(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from flowrl.backends.protocol import GroupPlan, Sent
 from flowrl.engine.failure import record_of
-from flowrl.engine.host import FAILED, Host, Record, sealed
+from flowrl.engine.host import FAILED, Host, Record, opened, sealed
 from flowrl.engine.transport import pack, unpack
 
 
@@ -94,7 +94,10 @@ class Local:
             actor.lock.release()
         return self._sent(record, payload)
 
-    def _sent(self, record: bytes, payload: Any) -> Sent:
+    def _sent(self, record: Record, payload: Any) -> Sent:
+        if record.deltas or record.tell_errors:  # what users gave: it must be able to travel, as in Ray
+            raw, payload = sealed(record, payload)
+            record = opened(raw)
         if payload is None:
             sent = Sent(None, NOTHING)
         elif not self.isolate:
@@ -105,7 +108,7 @@ class Local:
             except Exception as error:  # as in Ray, where the actor fails to store what it answers
                 failure = record_of(TypeError(f"the answer cannot be pickled: {error}"))
                 sent = Sent(None, Stored(failure))
-                record = sealed(Record(FAILED, error=failure), 0.0)
+                record = Record(FAILED, error=failure)
         sent.record = record
         return sent
 

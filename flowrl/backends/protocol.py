@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from flowrl.engine.host import Record
 
 
 @dataclass
@@ -26,13 +29,16 @@ class GroupPlan:
 
 
 class Sent:
-    """A message on its way: `record` is filled when the answer is there, `payload` can be sent on at once."""
+    """A message on its way: `record` is filled when the answer is there, `payload` can be sent on at once.
+
+    A record that has travelled comes as bytes (`flowrl.engine.host.opened`).
+    """
 
     __slots__ = ("payload", "record", "token")
 
     def __init__(self, token: Any = None, payload: Any = None):
         self.token, self.payload = token, payload
-        self.record: bytes | Died | None = None
+        self.record: bytes | Record | Died | None = None
 
 
 class Backend(Protocol):

@@ -25,7 +25,15 @@ _owned_cpus: float | None = None  # of the Ray that this process started, if it 
 
 
 class RayHost(Host):
-    """The host of an actor, as Ray makes it."""
+    """The host of an actor, as Ray makes it: what it answers travels."""
+
+    def call(self, message: bytes, *payloads: Any) -> tuple[Any, Any]:
+        """The answer to one message."""
+        return sealed(*super().call(message, *payloads))
+
+    def next(self) -> tuple[Any, Any]:
+        """The answer to a pull."""
+        return sealed(*super().next())
 
     def node_id(self) -> str:
         """The node that this actor lives on; asked where another group is to be colocated."""
@@ -363,13 +371,13 @@ def _fill(ready: Sequence[Sent], refs: Sequence[Any]) -> None:
                 one.record = _what_came_instead(error)
 
 
-def _what_came_instead(error: BaseException) -> bytes | Died:
+def _what_came_instead(error: BaseException) -> Record | Died:
     from ray.exceptions import RayActorError, RayTaskError, WorkerCrashedError
 
     # A RayTaskError comes from a living actor, also where its cause is the death of one that an argument came from.
     if isinstance(error, RayActorError | WorkerCrashedError) and not isinstance(error, RayTaskError):
         return Died(str(error).strip().split("\n")[0])
-    return sealed(Record(FAILED, error=record_of(_plainly(error))), 0.0)
+    return Record(FAILED, error=record_of(_plainly(error)))
 
 
 def _plainly(error: BaseException) -> BaseException:

@@ -30,20 +30,19 @@ class DuplicateCursor(Cursor):
         if others is None:
             others = self._others[branch] = [other for key, other in self.queues.items() if key is not branch]
         if self.overflow == "block":
-            for other in others:
-                if len(other) >= self.max_lag:
+            for queue in others:
+                if len(queue) >= self.max_lag:
                     return self.blocked()
         got = self.upstream.pull()
         if type(got) is not Item:
             self._ended = got is END
             return got
-        for other in others:
-            if len(other) >= self.max_lag:
-                other.popleft()
+        for queue in others:
+            queue.append(got)
+            if len(queue) > self.max_lag:  # where it is to drop the oldest
+                queue.popleft()
                 self.run.accounts.merge([(self.name, None, "dropped", "sum", 1.0, 1.0)])
-            other.append(got)
-        self.count(got)
-        return got
+        return self.count(got)
 
     def lagging(self) -> list[str]:
         """The branches that hold the others back."""
@@ -77,8 +76,7 @@ class BranchCursor(Cursor):
             return self.out(self._queue.popleft())
         got = self.shared.next_for(self)
         if type(got) is Item:
-            self.count(got)
-            return got
+            return self.count(got)
         if got is END:
             self.close()
         return self.blocked() if got is BLOCKED else got
@@ -110,7 +108,7 @@ class UnionCursor(Cursor):
     def pull(self) -> Item | Signal:
         if self.closed:
             return END
-        pulls, count, live = self._pulls, len(self._pulls), self._live
+        pulls, count, live, alarm = self._pulls, len(self._pulls), self._live, self.run.alarm
         passed, pending = 0, False  # branches in a row that had nothing
         while passed < count and self._emitting:
             at = self._turn
@@ -121,9 +119,9 @@ class UnionCursor(Cursor):
                 if self._taken >= self.weights[at]:
                     self._turn, self._taken = (at + 1) % count, 0
                 if self.emit[at]:
-                    self.count(got)
-                    return got
-                self.run.poll()
+                    return self.count(got)
+                if alarm.on:
+                    self.run.poll()
                 continue
             if got is END:
                 if live[at]:

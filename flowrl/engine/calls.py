@@ -11,7 +11,7 @@ from typing import Any
 from flowrl.backends.protocol import Backend, Died, Sent
 from flowrl.engine.failure import ErrorRecord, record_of
 from flowrl.engine.host import FAILED, STALE, Record, opened
-from flowrl.engine.interrupts import Interrupts, Mode
+from flowrl.engine.interrupts import Alarm, Interrupts, Mode
 from flowrl.engine.stats import Accounts, NodeStats
 from flowrl.engine.tells import Tell, collapse_into, method_label, together, wire_method
 from flowrl.engine.transport import item_of, pack_call, unpack
@@ -19,6 +19,7 @@ from flowrl.ref import Info, Leaf, Ref
 from flowrl.sources import IteratorShard
 
 Fetch = Callable[[Ref[Any]], Any]  # how a reference finds its value
+Arrived = Callable[["Call"], None]
 
 NO_RECORD = Record()
 ANSWERED, LOST, ERROR, OUT = "answered", "lost", "error", "out"
@@ -62,7 +63,10 @@ class Call:
     )
     # fmt: on
 
-    def __init__(self, actor: ActorState, sent: Sent, kind: str, node: str, label: str, stats: NodeStats, fetch: Fetch):
+    def __init__(
+        self, actor: ActorState, sent: Sent, kind: str, node: str, label: str, stats: NodeStats, fetch: Fetch,
+        owner: Any = None, arrived: Arrived | None = None,
+    ):  # fmt: skip
         self.actor, self.sent, self.kind, self.node, self.label = actor, sent, kind, node, label
         self.stats, self.fetch = stats, fetch  # of its node; of its run
         self.incarnation = actor.incarnation
@@ -71,8 +75,7 @@ class Call:
         self.record: Record = NO_RECORD
         self.infos: tuple[Info, ...] = ()
         self.loaded: tuple[list[Any], Any] | None = None  # items and published weights, once the driver has them
-        self.arrived: Callable[[Call], None] | None = None
-        self.owner: Any = None  # what `arrived` knows it by
+        self.owner, self.arrived = owner, arrived  # who is called when its answer is known, and what that knows it by
 
     @property
     def done(self) -> bool:
@@ -112,9 +115,9 @@ class Calls:
     failed tells is left for the driver's next poll; so cursors change in one thread alone.
     """
 
-    def __init__(self, backend: Backend, accounts: Accounts, interrupts: Interrupts, fetch: Fetch):
+    def __init__(self, backend: Backend, accounts: Accounts, interrupts: Interrupts, alarm: Alarm, fetch: Fetch):
         self.backend, self.accounts, self.interrupts = backend, accounts, interrupts
-        self.fetch = fetch
+        self.alarm, self.fetch = alarm, fetch
         self.pending: dict[Sent, Call] = {}
         self.failed: list[tuple[str, str, ActorState, ErrorRecord]] = []  # to be raised at the next poll
         self.deaths: list[tuple[ActorState, int, str]] = []  # with the incarnation; settled at the next poll
@@ -122,22 +125,21 @@ class Calls:
         self._mailed: dict[ActorState, None] = {}
         self.lock = threading.RLock()
 
-    def pull(self, state: ActorState, key: str, node: str, stats: NodeStats) -> Call:
-        """Asks a shard for one step; `stats` are those of the node."""
+    def pull(self, state: ActorState, key: str, node: str, stats: NodeStats, owner: Any, arrived: Arrived) -> Call:
+        """Asks a shard for one step; `stats` are those of the node, `owner` is what `arrived` knows the call by."""
         if state.mail:
-            return self._post(state, "pull", key, [], node, key)
+            call = self._post(state, "pull", key, [], node, key)
+            call.owner, call.arrived = owner, arrived
+            return call
         message = state.pull_messages.get(key)
         if message is None:
             message = state.pull_messages[key] = pickle.dumps(("pull", state.incarnation, (), key), 5)
-        self.lock.acquire()  # `with` takes twice as long, and this is once an item
-        try:
-            if state.shards == 1:
-                sent = self.backend.pull(state.actor, message)
-            else:
-                sent = self.backend.send(state.actor, message, ())
-            call = self.pending[sent] = Call(state, sent, "pull", node, key, stats, self.fetch)
-        finally:
-            self.lock.release()
+        # Without the lock: the driver alone pulls, and what others send meanwhile has no place in its order.
+        if state.shards == 1:
+            sent = self.backend.pull(state.actor, message)
+        else:
+            sent = self.backend.send(state.actor, message, ())
+        call = self.pending[sent] = Call(state, sent, "pull", node, key, stats, self.fetch, owner, arrived)
         stats.messages += 1
         stats.bytes += len(message)
         stats.out += 1
@@ -261,6 +263,7 @@ class Calls:
                 self.accounts.merge(call.record.deltas)
             except ValueError as error:  # a metric that changes its rule
                 self.failed.append((call.node, f"the metrics of {call.label!r}", call.actor, record_of(error)))
+                self.alarm.on = True
 
     def forget(self, state: ActorState) -> list[Call]:
         """The calls that died with an actor's incarnation; they count as lost."""
@@ -281,10 +284,13 @@ class Calls:
                 if call is not None:
                     calls.append(call)
                     raw, sent.record, sent.token = sent.record, None, None
-                    if type(raw) is Died:
-                        self._died(call, raw)
+                    if type(raw) is Record:
+                        self._account(call, raw)
+                    elif type(raw) is bytes:
+                        self._account(call, opened(raw))
                     else:
-                        self._account(call, opened(raw))  # type: ignore[arg-type]  # bytes: it is answered
+                        assert isinstance(raw, Died)
+                        self._died(call, raw)
         for call in calls:
             if call.arrived is not None:
                 call.arrived(call)
@@ -295,6 +301,7 @@ class Calls:
         self._lose(call, died.reason)
         if call.incarnation == state.incarnation and state.alive and (state.up or call.kind == "start"):
             self.deaths.append((state, call.incarnation, died.reason))
+            self.alarm.on = True
 
     def _lose(self, call: Call, reason: str) -> None:
         call.state, call.reason = LOST, reason
@@ -316,6 +323,7 @@ class Calls:
             self.merge_metrics(call)
         for node, label, failure in record.tell_errors:
             self.failed.append((node, f"the tell {label!r}", call.actor, failure))
+            self.alarm.on = True
         if record.published_version is not None:
             known = call.actor.published
             if known is None or record.published_version >= known[0]:

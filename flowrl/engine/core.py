@@ -12,10 +12,10 @@ import numpy as np
 from flowrl.backends.protocol import Backend
 from flowrl.engine.blame import NodePlace, raise_located, raise_record, stalled
 from flowrl.engine.calls import ANSWERED, LOST, ActorState, Call, Calls
-from flowrl.engine.cursors import BLOCKED, END, Cursor, Item
+from flowrl.engine.cursors import BLOCKED, END, MISSING, Cursor, Item
 from flowrl.engine.failure import ErrorRecord, InNode
 from flowrl.engine.gathers import GatherCursor
-from flowrl.engine.interrupts import MAIN, Interrupts, Mode
+from flowrl.engine.interrupts import MAIN, Alarm, Interrupts, Mode
 from flowrl.engine.lives import Lives
 from flowrl.engine.stage import Stage
 from flowrl.engine.stats import Accounts
@@ -38,8 +38,9 @@ class Engine:
     def __init__(self, backend: Backend, accounts: Accounts, seed: int, deterministic: bool):
         self.backend, self.accounts, self.seed = backend, accounts, seed
         self.deterministic = deterministic
-        self.interrupts = Interrupts()
-        self.calls = Calls(backend, accounts, self.interrupts, self.fetch)
+        self.alarm = Alarm()
+        self.interrupts = Interrupts(self.alarm)
+        self.calls = Calls(backend, accounts, self.interrupts, self.alarm, self.fetch)
         self.lives = Lives(self)
         self.moved = 0  # items that any cursor moved; what "stalled" is judged by
         self.root: Cursor
@@ -71,7 +72,9 @@ class Engine:
             self.interrupts.enter()
         try:
             item = self.next_item()
-            return (False, None) if item is None else (True, self._root_value(item))
+            if item is None:
+                return False, None
+            return True, (self._root_value(item) if item.value is MISSING else item.value)
         finally:
             self.driver = None
             if thread == MAIN:
@@ -79,12 +82,13 @@ class Engine:
 
     def next_item(self) -> Item | None:
         """The next item of the run's flow, or None at its end."""
-        root = self.root
+        pull = self.root.pull
         while True:
-            self.poll()
+            if self.alarm.on:
+                self.poll()
             before = self.moved
             try:
-                got = root.pull()
+                got = pull()
             except InNode as located:
                 failed = located
                 break
@@ -137,11 +141,15 @@ class Engine:
                 self.interrupts.end(mode)
 
     def poll(self) -> None:
-        """Raises what has failed since the last poll: interrupts, deaths, calls, tells."""
-        if self.interrupts.noted:
-            self.interrupts.check()
+        """Raises what has failed since the last poll, if anything has: interrupts, deaths, calls, tells."""
+        if not self.alarm.on:
+            return
+        self.interrupts.check()
         if self.closing:
             raise FlowError(CLOSED_MEANWHILE)
+        self.alarm.on = False
+        if self.interrupts.noted:  # it is for the main thread, and this is another
+            self.alarm.on = True
         if self._failures:
             record, node, state = self._failures.pop(0)
             raise_record(self.places, record, node, state.name)
@@ -261,6 +269,7 @@ class Engine:
         error = call.error()
         assert error is not None
         self._failures.append((error, node, call.actor))
+        self.alarm.on = True
 
     def raise_failed(self, call: Call, node: str) -> NoReturn:
         """Raises what came instead of an answer."""
@@ -284,7 +293,7 @@ class Engine:
         """
         if self.closed:
             return []
-        self.closing = True
+        self.closing = self.alarm.on = True
         wait_s = self.patience_s if wait_s is None else wait_s
         problems: list[str] = []
         for stage in self.stages:

@@ -108,13 +108,14 @@ class Cursor:
             self._unblocked()
         return item
 
-    def count(self, item: Item) -> None:
+    def count(self, item: Item) -> Item:
         """Counts an item that was handed on as it came from upstream."""
         stats = self.stats
         stats.items += 1
         stats.steps += item.info.env_steps
         if self._blocked_since is not None:
             self._unblocked()
+        return item
 
     def _unblocked(self) -> None:
         assert self._blocked_since is not None

@@ -56,14 +56,13 @@ class GatherCursor(Cursor):
     def __init__(self, name: str, run: Any, feeds: Sequence[ShardFeed], policy: FailurePolicy):
         super().__init__(name, run)
         self.feeds, self.policy = list(feeds), policy
-        self._arrived = self.arrived  # bound once
+        self._arrived, self._pull = self.arrived, run.calls.pull  # bound once
         for feed in self.feeds:
             run.watch(feed.state, self)
 
     def ask(self, feed: ShardFeed) -> None:
         """One more step of a shard."""
-        call = self.run.calls.pull(feed.state, feed.key, self.name, self.stats)
-        call.owner, call.arrived = feed, self._arrived
+        call = self._pull(feed.state, feed.key, self.name, self.stats, feed, self._arrived)
         feed.calls.append(call)
         if call.state is not OUT:  # answered as it was sent, and taken in by a wait of another thread
             self.arrived(call)

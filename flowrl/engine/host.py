@@ -42,17 +42,25 @@ _INFOS, _BUSY_S = (Record._fields.index(name) for name in ("infos", "busy_s"))
 _made = tuple.__new__  # a named tuple of a plain one, without a look at each of its fields
 
 
-def sealed(record: Record, busy_s: float) -> bytes:
-    """A record as it travels: plain tuples, which pickle sooner than classes."""
-    infos = tuple([tuple(info) for info in record.infos])
-    return pickle.dumps((record[0], infos, *record[_INFOS + 1 : _BUSY_S], busy_s, *record[_BUSY_S + 1 :]), 5)
+def sealed(record: Record, payload: Any) -> tuple[bytes, Any]:
+    """An answer as it travels, its record as plain tuples, which pickle sooner than classes; a failure if it cannot."""
+    try:
+        infos = tuple([tuple(info) for info in record.infos])
+        return pickle.dumps((record[0], infos, *record[_INFOS + 1 :]), 5), payload
+    except BaseException as error:  # something in the record that cannot be pickled
+        failure = record_of(error)
+        return pickle.dumps(tuple(Record(FAILED, busy_s=record.busy_s, error=failure)), 5), failure
 
 
 def opened(raw: bytes) -> Record:
-    """The record again."""
+    """The record of an answer that has travelled."""
     fields = pickle.loads(raw)
     infos = tuple([_made(Info, info) for info in fields[_INFOS]])
     return _made(Record, (fields[0], infos, *fields[_INFOS + 1 :]))
+
+
+def _took(record: Record, busy_s: float) -> Record:
+    return _made(Record, (*record[:_BUSY_S], busy_s, *record[_BUSY_S + 1 :]))
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,7 @@ class Start:
 
 
 class Host:
-    """The class of every actor. `call` is its one method; it answers failures as records and never raises."""
+    """What every actor runs: its methods `call` and `next` answer failures as records and never raise."""
 
     def __init__(self, group: str, index: int):
         self.me: ActorHandle[Any] = ActorHandle(group, index)
@@ -84,7 +92,7 @@ class Host:
         self.object: Any = None
         self.shards: dict[str, Shard] = {}
 
-    def call(self, message: bytes, *payloads: Any) -> tuple[bytes, Any]:
+    def call(self, message: bytes, *payloads: Any) -> tuple[Record, Any]:
         """(record, payload) of one message: tells first, then the call itself."""
         started = perf_counter()
         kind, incarnation, tells, body = pickle.loads(message)
@@ -94,7 +102,7 @@ class Host:
             if kind == "start":
                 record, payload = self._start(incarnation, body)
             elif incarnation != self.incarnation:
-                return sealed(Record(STALE), 0.0), None
+                return Record(STALE), None
             else:
                 for tell in tells:
                     self._tell(tell, payloads, tell_errors, deltas)
@@ -114,12 +122,12 @@ class Host:
         busy_s = perf_counter() - started
         if tell_errors or deltas:
             record = record._replace(deltas=[*deltas, *record.deltas], tell_errors=tell_errors)
-        return self._sealed(record, payload, busy_s)
+        return _took(record, busy_s), payload
 
-    def next(self) -> tuple[bytes, Any]:
+    def next(self) -> tuple[Record, Any]:
         """(record, payload) of a pull without tells, where there is one shard; no arguments: cheaper to send."""
         if len(self.shards) != 1:
-            return sealed(Record(STALE), 0.0), None
+            return Record(STALE), None
         started = perf_counter()
         (shard,) = self.shards.values()
         try:
@@ -127,14 +135,7 @@ class Host:
         except BaseException as error:
             failure = record_of(error)
             record, payload = Record(FAILED, error=failure), failure
-        return self._sealed(record, payload, perf_counter() - started)
-
-    def _sealed(self, record: Record, payload: Any, busy_s: float) -> tuple[bytes, Any]:
-        try:
-            return sealed(record, busy_s), payload
-        except BaseException as error:  # something in the record that cannot be pickled
-            failure = record_of(error)
-            return sealed(Record(FAILED, error=failure), busy_s), failure
+        return _took(record, perf_counter() - started), payload
 
     def _start(self, incarnation: int, body: tuple[Packed | Start, dict[str, Any]]) -> tuple[Record, Any]:
         if self.incarnation == incarnation:
@@ -278,28 +279,24 @@ class Shard:
     ) -> tuple[Record, Any]:
         stages = [(self.name, int(not self.ended), source_s, self.shape)]
         for stage, shape in zip(self.stages, self.shapes, strict=True):
-            taken = stage.ctx.metrics.take()
-            deltas.extend(taken)
+            deltas.extend(stage.ctx.metrics.take())
             stages.append((stage.name, stage.made, stage.busy_s, shape))
             stage.busy_s, stage.made = 0.0, 0
-        items = [value for value, _, _ in results]
-        infos = []
+        items, infos = [], []
         for value, _, version in results:
             info = Info.of(value)
             if version is not None or info.metrics:
                 version = oldest(version, info.policy_version)
                 info = Info(info.env_steps, info.agent_steps, version, info.nbytes, {}, info.policies)
+            items.append(value)
             infos.append(info)
         inline = packed_if_small(items) if items else None
-        record = Record(
-            infos=tuple(infos),
-            ended=self.ended,
-            env_steps=env_steps,
-            agent_steps=agent_steps,
-            deltas=deltas,
-            stages=stages,
-            inline=inline,
-        )
+        record = _made(
+            Record,
+            (
+                ANSWERED, tuple(infos), self.ended, env_steps, agent_steps, deltas, stages, 0.0, (), inline, None, None,
+            ),
+        )  # fmt: skip
         return record, (None if inline is not None or not items else (items, None))
 
     def close(self) -> None:

@@ -26,6 +26,15 @@ class Mode(enum.Enum):
     )
 
 
+class Alarm:
+    """Whether anything has happened that the driver must heed before it moves on: one look an item instead of five."""
+
+    __slots__ = ("on",)
+
+    def __init__(self) -> None:
+        self.on = False
+
+
 class Interrupts:
     """Inside `with`, in the main thread, SIGINT raises KeyboardInterrupt only where no item is under way.
 
@@ -39,7 +48,8 @@ class Interrupts:
     _moving: ClassVar[Interrupts | None] = None  # whose item is, or was last, under way in the main thread
     _installed: ClassVar[set[int]] = set()  # by id, those for whom the handler is in place
 
-    def __init__(self) -> None:
+    def __init__(self, alarm: Alarm) -> None:
+        self.alarm = alarm
         self.noted = False
         self.safe = False
         self.woke = False
@@ -105,7 +115,7 @@ class Interrupts:
             self._raise(safe=True)
         if self.noted:
             self._raise(safe=False)
-        self.noted = True
+        self.noted = self.alarm.on = True
         _say(UNDER_WAY)
         if self._mode is Mode.ASKING:
             self.woke = True

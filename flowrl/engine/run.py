@@ -257,7 +257,7 @@ class Run(Iterator[T], Generic[T]):
             if self._finalizer.detach() is not None:
                 _close(self._engine, wait_s=0.0)
             background.stop(CLOSING_S)
-        self._engine.closing = True
+        self._engine.closing = self._engine.alarm.on = True
         moves_on = not self._lock.acquire(timeout=LETTING_S)  # of another thread, which stops at its next poll
         try:
             self._finalizer()

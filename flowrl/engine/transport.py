@@ -19,7 +19,8 @@ from flowrl.ref import Joined, Leaf, Ref, Then, apply_deferred, join
 
 INLINE_BYTES = 8192  # an answer up to this size rides in its record and never enters the object store
 
-Packed = tuple[bytes, tuple[bytes, ...]]
+Packed = tuple[bytes | None, tuple[Any, ...]]  # pickled, with its buffers; or None, and the things as they are
+_UNCHANGING = (type(None), bool, int, float)  # exact types of which a copy is the thing itself
 _PLAIN = (int, float, str, bool, bytes, type(None), np.ndarray, np.generic)
 
 
@@ -43,7 +44,8 @@ def pack_by_value(value: Any) -> Packed:
 
 def unpack(packed: Packed) -> Any:
     """The value again; its arrays are read-only views of the packed bytes."""
-    return pickle.loads(packed[0], buffers=packed[1])
+    inband = packed[0]
+    return packed[1] if inband is None else pickle.loads(inband, buffers=packed[1])
 
 
 def packed_if_small(value: Any, what: str = "result") -> Packed | None:
@@ -52,6 +54,8 @@ def packed_if_small(value: Any, what: str = "result") -> Packed | None:
     Raises:
         TypeError: it cannot be pickled; names the attribute path from `what`.
     """
+    if type(value) is list and len(value) == 1 and type(value[0]) in _UNCHANGING:
+        return None, (value[0],)
     buffers: list[pickle.PickleBuffer] = []
     try:
         inband = pickle.dumps(value, 5, buffer_callback=buffers.append)
