@@ -88,12 +88,12 @@ def bare_local_loop(run: Any) -> Callable[[int], None]:
     backend = run._engine.backend
 
     def loop(items: int) -> None:
-        pending = {backend.pull(state.actor, b""): state for state in states for _ in range(2)}
+        pending = {backend.pull(state.actor): state for state in states for _ in range(2)}
         for _ in range(items):
             ready = backend.poll(list(pending), None)[0]
             state = pending.pop(ready)
             unpack(ready.record.inline)
-            pending[backend.pull(state.actor, b"")] = state
+            pending[backend.pull(state.actor)] = state
 
     return loop
 

@@ -7,6 +7,7 @@ messages take as long as a test says, on a clock of its own. Nothing here sleeps
 
 from __future__ import annotations
 
+import pickle
 import pickletools
 import random
 from collections.abc import Callable, Sequence
@@ -94,9 +95,9 @@ class Delayed(Local):
             self._hidden[sent] = (name, number, died)
         return sent
 
-    def pull(self, actor: Any, message: bytes) -> Sent:
+    def pull(self, actor: Any) -> Sent:
         """As any other message."""
-        return self.send(actor, message, ())
+        return self.send(actor, _pull_message(actor), ())
 
     def poll(self, sent: Sequence[Sent], timeout_s: float | None) -> list[Sent]:
         """Those that chance shows; at least one where the wait has no end."""
@@ -198,9 +199,9 @@ class Virtual(Local):
         self._stored[id(sent.payload)] = (sent.payload, done)
         return sent
 
-    def pull(self, actor: Any, message: bytes) -> Sent:
+    def pull(self, actor: Any) -> Sent:
         """As any other message."""
-        return self.send(actor, message, ())
+        return self.send(actor, _pull_message(actor), ())
 
     def poll(self, sent: Sequence[Sent], timeout_s: float | None) -> list[Sent]:
         """Moves the clock on to the first answer among these (or by timeout_s), and gives all that are there then."""
@@ -232,6 +233,11 @@ class Virtual(Local):
 def _kind_of(message: bytes) -> str:
     """The first word of a message; what is handed on inside it may be taken out only once, by the host."""
     return next(word for _, word, _ in pickletools.genops(message) if isinstance(word, str))
+
+
+def _pull_message(actor: Any) -> bytes:
+    shard = next(iter(actor.host.shards), "")  # none, where it is dead
+    return pickle.dumps(("pull", actor.host.incarnation, (), shard), 5)
 
 
 def _lost(died: Died) -> Stored:

@@ -335,8 +335,8 @@ class Noting(Delayed):
         self.sent: list[Any] = []
         self.shown: list[int] = []
 
-    def pull(self, actor: Any, message: bytes) -> Any:
-        self.sent.append(super().pull(actor, message))
+    def pull(self, actor: Any) -> Any:
+        self.sent.append(super().pull(actor))
         return self.sent[-1]
 
     def poll(self, sent: Any, timeout_s: float | None) -> Any:
@@ -351,7 +351,6 @@ def test_answers_of_one_actor_are_seen_in_order_unless_asked_otherwise() -> None
         backend = Noting(1, in_order=in_order)
         assert run(flow, backend).step(30) == [(0, i) for i in range(1, 31)]  # a gather keeps its shard's order
         assert (backend.shown == sorted(backend.shown)) is in_order
-
 
 
 @pytest.mark.parametrize("likely", [0.0, -1, 1.5])

@@ -85,7 +85,7 @@ class Local:
             record, payload = actor.host.call(message, *[stored.load() for stored in payloads])
         return self._sent(record, payload)
 
-    def pull(self, actor: _LocalActor, message: bytes) -> Sent:
+    def pull(self, actor: _LocalActor) -> Sent:
         """Works on a pull now."""
         actor.lock.acquire()  # `with` takes twice as long, and this is once an item
         try:

@@ -70,8 +70,8 @@ class Backend(Protocol):
         """Sends one message; does not wait."""
         ...
 
-    def pull(self, actor: Any, message: bytes) -> Sent:
-        """Sends a pull to an actor with one shard; `message` says the same at length."""
+    def pull(self, actor: Any) -> Sent:
+        """Asks an actor with one shard for one step, without a message; a host that has none says that it is STALE."""
         ...
 
     def poll(self, sent: Sequence[Sent], timeout_s: float | None) -> list[Sent]:

@@ -108,19 +108,21 @@ class UnionCursor(Cursor):
     def pull(self) -> Item | Signal:
         if self.closed:
             return END
-        pulls, count, live, alarm = self._pulls, len(self._pulls), self._live, self.run.alarm
-        passed, pending = 0, False  # branches in a row that had nothing
+        pulls, count, live = self._pulls, len(self._pulls), self._live
+        at, passed, pending = self._turn, 0, False  # `passed`: branches in a row that had nothing
         while passed < count and self._emitting:
-            at = self._turn
             got = pulls[at]() if live[at] else END
             if type(got) is Item:
-                passed, pending = 0, False
-                self._taken += 1
-                if self._taken >= self.weights[at]:
-                    self._turn, self._taken = (at + 1) % count, 0
-                if self.emit[at]:
+                passed, pending, emits = 0, False, self.emit[at]
+                taken = self._taken + 1
+                if taken >= self.weights[at]:
+                    at = self._turn = (at + 1) % count
+                    taken = 0
+                if taken != self._taken:
+                    self._taken = taken
+                if emits:
                     return self.count(got)
-                if alarm.on:
+                if self.run.alarm.on:
                     self.run.poll()
                 continue
             if got is END:
@@ -132,7 +134,8 @@ class UnionCursor(Cursor):
                     return PENDING
                 pending = True
             passed += 1
-            self._turn, self._taken = (at + 1) % count, 0
+            at = self._turn = (at + 1) % count
+            self._taken = 0
         if not self._emitting:
             self.close()
             return END

@@ -131,17 +131,17 @@ class Calls:
             call = self._post(state, "pull", key, [], node, key)
             call.owner, call.arrived = owner, arrived
             return call
-        message = state.pull_messages.get(key)
-        if message is None:
-            message = state.pull_messages[key] = pickle.dumps(("pull", state.incarnation, (), key), 5)
         # Without the lock: the driver alone pulls, and what others send meanwhile has no place in its order.
         if state.shards == 1:
-            sent = self.backend.pull(state.actor, message)
+            sent = self.backend.pull(state.actor)
         else:
+            message = state.pull_messages.get(key)
+            if message is None:
+                message = state.pull_messages[key] = pickle.dumps(("pull", state.incarnation, (), key), 5)
             sent = self.backend.send(state.actor, message, ())
+            stats.bytes += len(message)
         call = self.pending[sent] = Call(state, sent, "pull", node, key, stats, self.fetch, owner, arrived)
         stats.messages += 1
-        stats.bytes += len(message)
         stats.out += 1
         return call
 
@@ -278,7 +278,7 @@ class Calls:
 
     def _take(self, ready: Sequence[Sent]) -> int:
         calls: list[Call] = []
-        with self.lock:
+        with self.lock, self.accounts.lock:
             for sent in ready:
                 call = self.pending.pop(sent, None)
                 if call is not None:

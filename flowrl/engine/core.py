@@ -82,35 +82,32 @@ class Engine:
 
     def next_item(self) -> Item | None:
         """The next item of the run's flow, or None at its end."""
-        pull = self.root.pull
-        while True:
-            if self.alarm.on:
+        try:
+            while True:
+                if self.alarm.on:
+                    self.poll()
+                before = self.moved
+                got = self.root.pull()
+                if type(got) is Item and not self.closing:
+                    return got
                 self.poll()
-            before = self.moved
-            try:
-                got = pull()
-            except InNode as located:
-                failed = located
-                break
-            if type(got) is Item and not self.closing:
-                return got
-            self.poll()
-            if got is END:
-                return None
-            if got is BLOCKED and self.moved != before:
-                continue
-            if self.calls.pending or self.lives.timers:
-                self.wait(None)
-            elif self.moved == before:
-                raise stalled(self.cursors)
+                if got is END:
+                    return None
+                if got is BLOCKED and self.moved != before:
+                    continue
+                if self.calls.pending or self.lives.timers:
+                    self.wait(None)
+                elif self.moved == before:
+                    raise stalled(self.cursors)
+        except InNode as located:
+            failed = located
         self.raise_located(failed)  # outside the except block, so that the user's exception has no context of ours
 
     def _root_value(self, item: Item) -> Any:
         try:
-            return item.get()
-        except BaseException as error:
-            failed = InNode(self.root.name, ItemId(-1, item.origins, item.version))
-            failed.__cause__ = error
+            return self.value_of(item, self.root.name)
+        except InNode as located:
+            failed = located
         self.raise_located(failed)
 
     def wait_in_place(self, calls: Sequence[Call]) -> None:

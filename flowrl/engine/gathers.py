@@ -64,16 +64,15 @@ class GatherCursor(Cursor):
         """One more step of a shard."""
         call = self._pull(feed.state, feed.key, self.name, self.stats, feed, self._arrived)
         feed.calls.append(call)
-        if call.state is not OUT:  # answered as it was sent, and taken in by a wait of another thread
+        if call.state is not OUT:  # nobody was there to be asked
             self.arrived(call)
 
     def arrived(self, call: Call) -> None:
         """Takes in one answer, behind those that its shard was asked for before: a network may swap the last two."""
         feed: ShardFeed = call.owner
-        calls = feed.calls
-        if call in calls:  # else its shard has died since
-            while calls and calls[0].state is not OUT:
-                self._take(feed, calls.popleft())
+        calls = feed.calls  # without it, where its shard has died since
+        while calls and calls[0].state is not OUT:
+            self._take(feed, calls.popleft())
 
     def _take(self, feed: ShardFeed, call: Call) -> None:
         common = call.state is ANSWERED and not feed.torn and not self.closed
@@ -243,9 +242,10 @@ class AsyncGatherCursor(GatherCursor):
             feed, self._spent = self._spent, None
             if self._owed or feed.ended or feed.restarting or len(feed.calls) >= self.num_async:
                 self._owed[feed] = self._owed.get(feed, 0) + 1
+                self._ask_owed()
             else:
                 self.ask(feed)
-        if self._owed:
+        elif self._owed:
             self._ask_owed()
         if self._arrivals:
             feed = self._arrivals.popleft()
