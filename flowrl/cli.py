@@ -288,7 +288,7 @@ def _trained(config: Any, options: TrainOptions, backend: Any, observe: Any, scr
     try:
         return train(
             config, total_steps=options.total_steps, stop_return=options.stop_return, out=options.out,
-            backend=backend, seed=options.seed, observe=observe,
+            backend=backend, seed=options.seed, observe=observe, progress=False,
         )  # fmt: skip
     except (flowrl.StartError, flowrl.GraphError) as error:
         raise UsageError(str(error)) from error
