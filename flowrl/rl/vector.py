@@ -176,11 +176,14 @@ class Located(gymnasium.Wrapper[Any, Any, Any, Any]):
         add_note(told, note)
         if not self._apart:
             raise told
-        raise FailedElsewhere(packed_error(told))
+        raise FailedElsewhere(packed_error(told)) from None  # Gymnasium logs the whole, as a format string
 
 
 class FailedElsewhere(Exception):  # noqa: N818  (never seen: unpacked where it arrives)
     """An environment's error on its way from its own process: of one argument, which Gymnasium needs."""
+
+    def __str__(self) -> str:
+        return "an environment failed in its own process"  # not the bytes, which may hold a % sign
 
     def unpacked(self) -> Exception:
         """The environment's own error."""
