@@ -1,18 +1,13 @@
-"""What can be known of a graph before it runs: columns along its edges; and one item through it, for shapes."""
+"""The batch columns along a graph's edges, as far as they can be known before it runs."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from flowrl import functions, graph
 from flowrl.errors import GraphError
 from flowrl.operator import AskOperator
-
-if TYPE_CHECKING:
-    from flowrl.flow import Flow
 
 Columns = frozenset[str] | None  # None: cannot be known
 
@@ -89,52 +84,3 @@ def _common(branches: list[Columns]) -> Columns:
             return None
         common = columns if common is None else common & columns
     return common
-
-
-@dataclass(frozen=True)
-class Edge:
-    """What came out of one node for the first item."""
-
-    node: str
-    where: str
-    shape: str
-
-
-@dataclass(frozen=True)
-class Report:
-    """What `flow.check()` saw: the shape of the first result of every node, and the first item itself."""
-
-    edges: tuple[Edge, ...]
-    item: Any
-    ended: bool
-
-    def __str__(self) -> str:
-        width = max((len(edge.node) for edge in self.edges), default=0)
-        lines = [f"{edge.node.ljust(width)}  {edge.shape}" for edge in self.edges]
-        if self.ended:
-            lines.append("the flow ended before its first item")
-        return "\n".join(lines)
-
-
-def check(flow: Flow[Any]) -> Report:
-    """One item through the whole graph on the Local backend, with one actor of each group."""
-    from flowrl.backends.local import Local
-    from flowrl.engine.build import build
-    from flowrl.ref import Ref
-    from flowrl.shapes import describe
-
-    engine = build(flow.node, Local(), 0, one_each=True)
-    try:
-        got = engine.next_item()
-        item = None if got is None else got.get()
-        if isinstance(item, Ref):
-            item = item.get()
-        edges = []
-        for name, place in engine.places.items():
-            shape = engine.accounts.node(name).first
-            if shape is None and got is not None and engine.root.name == name:
-                shape = describe(item)
-            edges.append(Edge(name, place.where, shape or ("as above" if got is not None else "nothing came")))
-        return Report(tuple(edges), item, got is None)
-    finally:
-        engine.close()

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import flowrl
+from flowrl.errors import text_of
 
 if TYPE_CHECKING:
     from flowrl.flags import TrainOptions
@@ -228,7 +229,7 @@ def _check_env(config: Any) -> None:
         envs.env_spaces(config.env, getattr(config, "env_kwargs", None))
     except Exception as error:
         if _is_usage(error, config.env):
-            raise UsageError(str(error)) from error
+            raise UsageError(text_of(error)) from error
         raise
 
 
@@ -241,7 +242,7 @@ def _is_usage(error: Exception, env: Any) -> bool:
         return error.name is not None and f"{named}.".startswith(f"{error.name}.")
     if isinstance(error, ImportError):
         return str(env).startswith(envs.ENVPOOL)
-    return isinstance(error, TypeError) and "unexpected keyword argument" in str(error)
+    return isinstance(error, TypeError) and "unexpected keyword argument" in text_of(error)
 
 
 def _started_ray(workers: int) -> Any:
@@ -288,7 +289,7 @@ def _trained(config: Any, options: TrainOptions, backend: Any, observe: Any, scr
     try:
         return train(
             config, total_steps=options.total_steps, stop_return=options.stop_return, out=options.out,
-            backend=backend, seed=options.seed, observe=observe,
+            backend=backend, seed=options.seed, observe=observe, progress=False,
         )  # fmt: skip
     except (flowrl.StartError, flowrl.GraphError) as error:
         raise UsageError(str(error)) from error

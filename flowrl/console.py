@@ -63,8 +63,10 @@ class LiveTable:
         from rich.console import Console
         from rich.live import Live
 
-        # No thread that redraws: between two summaries nothing changes.
-        self._live = Live(console=Console(file=stream), auto_refresh=False)
+        # No thread that redraws: between two summaries nothing changes. What is printed meanwhile moves above the
+        # table, unless it goes elsewhere (`python train.py > log`).
+        printed_here = sys.stdout is not None and sys.stdout.isatty()
+        self._live = Live(console=Console(file=stream), auto_refresh=False, redirect_stdout=printed_here)
         self._live.start()
         self._drawn_s = float("-inf")
         self._waiting: Any = None

@@ -14,7 +14,7 @@ from flowrl.difference import difference
 from flowrl.engine.failure import InNode
 from flowrl.engine.stage import Stage
 from flowrl.engine.transport import pack, unpack
-from flowrl.errors import add_note
+from flowrl.errors import add_note, text_of
 from flowrl.handles import ActorHandle
 from flowrl.operator import AskOperator, Context, Operator
 from flowrl.ref import Ref
@@ -187,7 +187,7 @@ def _copy_of(op: Operator[Any, Any]) -> Any:
     try:
         return cloudpickle.loads(cloudpickle.dumps(op, 5))
     except Exception as error:
-        raise AssertionError(f"{op!r} cannot be pickled: {type(error).__name__}: {error}") from error
+        raise AssertionError(f"{op!r} cannot be pickled: {type(error).__name__}: {text_of(error)}") from error
 
 
 def _state_of(op: Operator[Any, Any], step: int) -> Any:
@@ -197,7 +197,7 @@ def _state_of(op: Operator[Any, Any], step: int) -> Any:
     try:
         cloudpickle.dumps(state, 5)
     except Exception as error:
-        raise AssertionError(f"{op!r}: the state after {step} items cannot be pickled: {error}") from error
+        raise AssertionError(f"{op!r}: the state after {step} items cannot be pickled: {text_of(error)}") from error
     return copy.deepcopy(state)
 
 

@@ -99,6 +99,8 @@ def _plan(drawn: Described, name: str) -> GroupPlan:
 
 
 def _order(drawn: Described) -> list[str]:
+    if drawn.root.parallel:
+        return _wrapped("not gathered yet: items stay in their shards until gather_sync() or gather_async()")
     why = graph.why_not_deterministic(drawn.root, drawn.names)
     if why is None:
         lines = ["deterministic: only sync gathers and round_robin unions, so timing cannot change the numbers"]
@@ -115,14 +117,14 @@ def _wrapped(line: str) -> list[str]:
 
 
 def _columns(drawn: Described) -> list[str]:
-    """The batch columns that come out of each gather, and what is wrong with them, if anything."""
+    """The batch columns that come out of each gather, or the shards, and what is wrong with them, if anything."""
     lines: list[str] = []
     try:
         known = checks.columns_along(drawn.root, drawn.names)
     except GraphError as error:
         return _wrapped(f"error: {clean(str(error))}")
     for node in drawn.nodes:
-        if isinstance(node, graph.Gather):
+        if isinstance(node, graph.Gather) or (node is drawn.root and node.parallel):
             columns = known[node]
             told = "not known before the run" if columns is None else ", ".join(sorted(columns)) or "none"
             lines.append(f"{drawn.names[node]}: {clean(told)}")

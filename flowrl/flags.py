@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from flowrl.errors import text_of
+
 Options = TypeVar("Options")
 
 
@@ -122,7 +124,7 @@ def named(path: str) -> Any:
         for part in name.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"{path} cannot be imported: {error}") from error
+        raise ValueError(f"{path} cannot be imported: {text_of(error)}") from error
     return found
 
 

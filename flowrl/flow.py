@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from flowrl import functions, graph
+from flowrl.chained import Chained, as_operator, at_least_one, called
 from flowrl.errors import GraphError
 from flowrl.failures import FailurePolicy, Ignore, Raise, Restart
 from flowrl.given import whole
 from flowrl.operator import AskOperator, Context, Operator
 from flowrl.places import calling_place
-from flowrl.wiring import check_names
 
 if TYPE_CHECKING:
-    from flowrl.backends.protocol import Backend
     from flowrl.batch import Batch
-    from flowrl.checks import Report
     from flowrl.handles import ActorHandle
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 
-class Flow(Generic[T]):
+class Flow(Chained[T]):
     """A stream of items on the driver. Iterating over it runs it on the default backend."""
 
-    __slots__ = ("_node",)
-
-    def __init__(self, node: graph.Node):
-        self._node = node
-        check_names(node)
-
-    @property
-    def node(self) -> graph.Node:
-        """The description behind this flow."""
-        return self._node
+    __slots__ = ()
 
     @overload
     def for_each(self, op: Operator[T, U], *, name: str | None = None) -> Flow[U]: ...
@@ -46,23 +34,19 @@ class Flow(Generic[T]):
     def for_each(self, op: Callable[[T, Context], U], *, name: str | None = None) -> Flow[U]: ...
     def for_each(self, op: Any, *, name: str | None = None) -> Flow[Any]:
         """Every result of an operator, or one result an item of a callable (of the item, or of item and context)."""
-        return Flow(_apply(self._node, _as_operator(op), name))
-
-    def filter(self, keep: Callable[..., Any], *, name: str | None = None) -> Flow[T]:
-        """The items for which keep(item) is true."""
-        return Flow(_apply(self._node, functions.Filter(_called(keep, "filter")), name, "filter"))
+        return Flow(self._applied(as_operator(op), name))
 
     def tap(self, look: Callable[..., Any], *, name: str | None = None) -> Flow[T]:
         """The same items; look(item) is called with each on its way."""
-        return Flow(_apply(self._node, functions.Tap(_called(look, "tap")), name, "tap"))
+        return Flow(self._applied(functions.Tap(called(look, "tap")), name, "tap"))
 
     def batch(self, n: int) -> Flow[list[T]]:
         """Lists of n items; the last may be shorter."""
-        return Flow(_apply(self._node, functions.Gathered(_at_least_one("batch", "n", n)), None, "batch"))
+        return Flow(self._applied(functions.Gathered(at_least_one("batch", "n", n)), None, "batch"))
 
     def flatten(self: Flow[Iterable[U]]) -> Flow[U]:
         """The elements of each item."""
-        return Flow(_apply(self._node, functions.Flatten(), None, "flatten"))
+        return Flow(self._applied(functions.Flatten(), None, "flatten"))
 
     def take(self, n: int) -> Flow[T]:
         """The first n items, after which upstream is closed."""
@@ -77,7 +61,7 @@ class Flow(Generic[T]):
         Raises:
             ValueError: while running, where an item did not come from exactly one actor; names them.
         """
-        return Flow(_apply(self._node, functions.ZipWithSourceActor(), None, "zip_with_source_actor"))
+        return Flow(self._applied(functions.ZipWithSourceActor(), None, "zip_with_source_actor"))
 
     def duplicate(
         self, n: int, *, max_lag: int = 8, overflow: Literal["block", "drop_oldest"] = "block"
@@ -93,8 +77,8 @@ class Flow(Generic[T]):
             upstream=(self._node,),
             label="duplicate",
             where=calling_place(),
-            n=_at_least_one("duplicate", "n", n),
-            max_lag=_at_least_one("duplicate", "max_lag", max_lag),
+            n=at_least_one("duplicate", "n", n),
+            max_lag=at_least_one("duplicate", "max_lag", max_lag),
             overflow=overflow,
         )
         return tuple(
@@ -107,7 +91,7 @@ class Flow(Generic[T]):
             raise GraphError(f"by_policy needs different policy ids, got {policy_ids!r}")
         branches = self.duplicate(len(policy_ids), max_lag=max_lag)
         return tuple(
-            Flow(_apply(branch.node, functions.PolicyPart(policy_id), None, "by_policy"))
+            Flow(branch._applied(functions.PolicyPart(policy_id), None, "by_policy"))
             for policy_id, branch in zip(policy_ids, branches, strict=True)
         )
 
@@ -120,69 +104,20 @@ class Flow(Generic[T]):
             )
         return composed
 
-    def named(self, prefix: str) -> Flow[T]:
-        """The same graph with `prefix/` before the names of its nodes and groups, so that two graphs can be joined."""
-        if not isinstance(prefix, str) or not prefix or "/" in prefix:
-            raise GraphError(f"a prefix must be a non-empty string without '/', got {prefix!r}")
-        return Flow(self._node.under(prefix))
-
-    def explain(self, backend: Backend | None = None) -> str:
-        """What will run, as a tree: names, operators, shards, bounds, worst lag, deterministic or not and why.
-
-        With a backend also where it will place each group of actors.
-        """
-        from flowrl.draw import explain
-
-        return explain(self._node, backend)
-
-    def to_mermaid(self) -> str:
-        """The graph as a Mermaid flowchart."""
-        from flowrl.draw import to_mermaid
-
-        return to_mermaid(self._node)
-
-    def to_svg(self) -> str:
-        """The graph as a self-contained SVG picture."""
-        from flowrl.svg import to_svg
-
-        return to_svg(self._node)
-
-    def check(self) -> Report:
-        """One item through the whole graph in this process: the shape at each edge, or the error that a run would meet.
-
-        Starts one actor of each group on the Local backend and closes them again.
-        """
-        from flowrl.checks import check
-
-        return check(self)
-
     def __iter__(self) -> Iterator[T]:
         from flowrl.engine.run import run
 
         with run(self) as running:
             yield from running
 
-    def __repr__(self) -> str:
-        names = graph.names_of(self._node)
-        return f"Flow({graph.path_to(self._node, names)})"
 
-
-class ParallelFlow(Generic[T]):
+class ParallelFlow(Chained[T]):
     """A stream sharded over actors. Its operators run inside the shards, fused into one call.
 
     Not iterable: gather it first.
     """
 
-    __slots__ = ("_node",)
-
-    def __init__(self, node: graph.Node):
-        self._node = node
-        check_names(node)
-
-    @property
-    def node(self) -> graph.Node:
-        """The description behind this flow."""
-        return self._node
+    __slots__ = ()
 
     @overload
     def for_each(self, op: Operator[T, U], *, name: str | None = None) -> ParallelFlow[U]: ...
@@ -192,24 +127,20 @@ class ParallelFlow(Generic[T]):
     def for_each(self, op: Callable[[T, Context], U], *, name: str | None = None) -> ParallelFlow[U]: ...
     def for_each(self, op: Any, *, name: str | None = None) -> ParallelFlow[Any]:
         """Every result of an operator, or one result an item of a callable; each shard works on a copy of its own."""
-        operator = _as_operator(op)
+        operator = as_operator(op)
         if isinstance(operator, AskOperator):
             raise GraphError(
                 f"{operator!r} asks an actor, which the driver does: gather first (gather_sync, gather_async)"
             )
-        return ParallelFlow(_apply(self._node, operator, name))
-
-    def filter(self, keep: Callable[..., Any], *, name: str | None = None) -> ParallelFlow[T]:
-        """The items for which keep(item) is true."""
-        return ParallelFlow(_apply(self._node, functions.Filter(_called(keep, "filter")), name, "filter"))
+        return ParallelFlow(self._applied(operator, name))
 
     def batch(self, n: int) -> ParallelFlow[list[T]]:
         """Lists of n items of one shard; its last may be shorter."""
-        return ParallelFlow(_apply(self._node, functions.Gathered(_at_least_one("batch", "n", n)), None, "batch"))
+        return ParallelFlow(self._applied(functions.Gathered(at_least_one("batch", "n", n)), None, "batch"))
 
     def flatten(self: ParallelFlow[Iterable[U]]) -> ParallelFlow[U]:
         """The elements of each item."""
-        return ParallelFlow(_apply(self._node, functions.Flatten(), None, "flatten"))
+        return ParallelFlow(self._applied(functions.Flatten(), None, "flatten"))
 
     def union(self, *others: ParallelFlow[T]) -> ParallelFlow[T]:
         """The shards of several parallel flows side by side."""
@@ -227,13 +158,7 @@ class ParallelFlow(Generic[T]):
 
     def gather_async(self, *, num_async: int = 2, on_failure: FailurePolicy | None = None) -> Flow[T]:
         """Items in the order in which they are ready, at most num_async in flight a shard."""
-        return self._gather("async", _at_least_one("gather_async", "num_async", num_async), on_failure)
-
-    def named(self, prefix: str) -> ParallelFlow[T]:
-        """The same graph with `prefix/` before the names of its nodes and groups."""
-        if not isinstance(prefix, str) or not prefix or "/" in prefix:
-            raise GraphError(f"a prefix must be a non-empty string without '/', got {prefix!r}")
-        return ParallelFlow(self._node.under(prefix))
+        return self._gather("async", at_least_one("gather_async", "num_async", num_async), on_failure)
 
     def _gather(self, mode: Literal["sync", "async"], num_async: int, on_failure: FailurePolicy | None) -> Flow[T]:
         policy = Restart(3) if on_failure is None else on_failure
@@ -252,44 +177,3 @@ class ParallelFlow(Generic[T]):
             "a ParallelFlow lives in its shards and cannot be iterated; gather it first: .gather_sync() for rounds in "
             "shard order, .gather_async() for items as they are ready"
         )
-
-    def __repr__(self) -> str:
-        names = graph.names_of(self._node)
-        return f"ParallelFlow({graph.path_to(self._node, names)})"
-
-
-def _apply(upstream: graph.Node, op: Operator[Any, Any], name: str | None, label: str | None = None) -> graph.Node:
-    if name is not None and (not isinstance(name, str) or not name or "/" in name):
-        raise GraphError(f"a node's name must be a non-empty string without '/', got {name!r}")
-    if label is None:
-        label = functions.label_of(op.function) if isinstance(op, functions.Function) else type(op).__name__
-    return graph.Apply(upstream=(upstream,), label=label, explicit=name, where=calling_place(), op=op)
-
-
-def _as_operator(op: Any) -> Operator[Any, Any]:
-    if isinstance(op, type):
-        if issubclass(op, Operator):
-            raise GraphError(f"for_each needs an operator, got the class {op.__name__}: write {op.__name__}(...)")
-        return functions.Function(op)
-    if isinstance(op, Operator):
-        kind = type(op)
-        declared = [n for n in getattr(kind, "__annotations__", {}) if not n.startswith("_")]
-        if "__dataclass_fields__" not in vars(kind) and declared and not dataclasses.fields(op):
-            raise GraphError(
-                f"operator {kind.__name__} has fields ({', '.join(declared)}): decorate it with @dataclass"
-            )
-        return op
-    return functions.Function(_called(op, "for_each"))
-
-
-def _called(function: Any, where: str) -> Callable[..., Any]:
-    if not callable(function):
-        raise GraphError(f"{where} needs an operator or a callable, got {function!r}")
-    return function
-
-
-def _at_least_one(where: str, what: str, n: Any) -> int:
-    count = whole(n)
-    if count is None or count < 1:
-        raise GraphError(f"{where} needs {what} >= 1, got {n!r}")
-    return count

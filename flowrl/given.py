@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import threading
 from typing import Any
@@ -22,10 +21,13 @@ def seconds(timeout_s: float | None) -> float | None:
     """A timeout as locks and backends take it; None, no limit, also for infinity.
 
     Raises:
-        ValueError: it is not a number.
+        ValueError: it is not a number of at least 0.
     """
-    if timeout_s is None or timeout_s > threading.TIMEOUT_MAX:
+    if timeout_s is None:
         return None
-    if math.isnan(timeout_s):
-        raise ValueError("timeout_s must be a number of seconds, or None for no limit, got nan")
-    return timeout_s
+    try:
+        if timeout_s >= 0:
+            return None if timeout_s > threading.TIMEOUT_MAX else float(timeout_s)
+    except TypeError:
+        pass
+    raise ValueError(f"timeout_s must be a number of seconds of at least 0, or None for no limit, got {timeout_s!r}")

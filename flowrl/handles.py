@@ -61,6 +61,18 @@ class ActorGroup(Generic[A]):
         return f"{self.name}: {self.count} × {label}"
 
 
+@dataclass(frozen=True)
+class Apart:
+    """A constructor argument of which actor i gets `values[i]` and nothing of the others'."""
+
+    values: tuple[Any, ...]
+
+    @staticmethod
+    def given(args: tuple[Any, ...], index: int) -> tuple[Any, ...]:
+        """The arguments that the actor of this index gets."""
+        return tuple(arg.values[index] if isinstance(arg, Apart) else arg for arg in args)
+
+
 def actors(
     cls: Callable[..., A],
     *args: Any,

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 import math
+import os
 import tempfile
 from collections.abc import Mapping
 from numbers import Integral, Real
@@ -24,6 +25,20 @@ class Reportable(Protocol):
         ...
 
 
+def folder_of(out: str | os.PathLike[str]) -> Path:
+    """The directory that `out` names.
+
+    Raises:
+        TypeError: it is no path.
+        ValueError: it is empty, which would be the directory that one happens to be in.
+    """
+    if not isinstance(out, str | os.PathLike):
+        raise TypeError(f"out must be the path of a directory, got {out!r}")
+    if str(out) == "" or "\0" in str(out):
+        raise ValueError(f"out must be the path of a directory, got {str(out)!r}")
+    return Path(out)
+
+
 def check_unused(folder: Path) -> None:
     """Nothing, if a run may write its records there.
 
@@ -34,7 +49,7 @@ def check_unused(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is a file; choose a directory for out")
     for name in (LINES, TABLE, RUN, POLICY):
-        if (folder / name).exists():
+        if os.path.lexists(folder / name):  # a link to nowhere, too
             raise FileExistsError(f"{folder} holds {name} of another run; choose another directory for out")
 
 
@@ -44,11 +59,13 @@ def claim(folder: Path) -> None:
     Raises:
         OSError: it holds another run's records already, is a file, or cannot be written.
     """
-    check_unused(folder)
     try:
+        check_unused(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()  # access rights alone do not tell, of /proc for one
     except OSError as error:
+        if error.strerror is None:  # that of check_unused
+            raise
         raise type(error)(f"{folder} cannot be written ({error.strerror}); choose another directory for out") from error
 
 

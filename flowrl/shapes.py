@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-SHOWN = 8  # columns or keys
+SHOWN = 40  # columns, keys or fields
 
 
 def describe(value: Any) -> str:
@@ -30,6 +31,9 @@ def _described(value: Any) -> str:
         return f"{type(value).__name__}{leading}: {columns}" + (" …" if len(value) > SHOWN else "")
     if isinstance(value, Mapping):
         return f"{type(value).__name__} with {', '.join(str(key) for key in islice(value, SHOWN))}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [entry.name for entry in dataclasses.fields(value)]
+        return f"{type(value).__name__} with {', '.join(fields[:SHOWN])}" if fields else type(value).__name__
     return type(value).__name__
 
 

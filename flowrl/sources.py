@@ -9,7 +9,7 @@ from flowrl import graph
 from flowrl.errors import EndOfStream, GraphError
 from flowrl.flow import Flow, ParallelFlow
 from flowrl.given import whole
-from flowrl.handles import ActorGroup, _describe
+from flowrl.handles import ActorGroup, Apart, _describe
 from flowrl.places import calling_place
 
 T = TypeVar("T")
@@ -70,7 +70,15 @@ def from_iterable(make_iterator: Callable[[], Iterable[T]]) -> Flow[T]:
 
 def _iterated(makers: Sequence[Callable[[], Iterable[Any]]], repeat: bool, label: str) -> ParallelFlow[Any]:
     group = _describe(
-        IteratorShard, (tuple(makers), repeat), {}, len(makers), f"{label}-shards", None, 0, None, auto_named=True
+        IteratorShard,
+        (Apart(tuple(makers)), repeat),
+        {},
+        len(makers),
+        f"{label}-shards",
+        None,
+        0,
+        None,
+        auto_named=True,
     )
     return ParallelFlow(graph.Shards(label=label, where=calling_place(), group=group, method="next_item"))
 
@@ -91,9 +99,8 @@ class IteratorShard:
     given: how many items an earlier incarnation has given; it goes on behind them.
     """
 
-    def __init__(self, makers: Sequence[Callable[[], Iterable[Any]]], repeat: bool, *, index: int = 0, given: int = 0):
-        self._make, self._repeat = makers[index], repeat
-        self._given = given
+    def __init__(self, make: Callable[[], Iterable[Any]], repeat: bool, *, given: int = 0):
+        self._make, self._repeat, self._given = make, repeat, given
         self._iterator: Iterator[Any] = iter(self._make())
         self._fresh = True
 

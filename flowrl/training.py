@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import flowrl
 from flowrl.backends.protocol import Backend
 from flowrl.engine.run import Run, run
 from flowrl.engine.stats import Stats
+from flowrl.errors import text_of
 from flowrl.flow import Flow
 from flowrl.numbers import check_finite, check_whole
-from flowrl.records import POLICY, RecordFiles
+from flowrl.records import POLICY, RecordFiles, folder_of
 
 if TYPE_CHECKING:
     from flowrl.operators.reporting import Summary
@@ -70,6 +73,7 @@ def train(
     backend: Backend | None = None,
     seed: int | None = None,
     observe: Callable[[Progress], None] | None = None,
+    progress: bool | None = None,
 ) -> TrainResult:
     """Trains until solved, or until total_steps environment steps were taken.
 
@@ -79,11 +83,14 @@ def train(
     out: a directory for metrics (JSON lines, CSV), the settings with the seed (run.json) and the policy. Ctrl-C saves
         the policy so far, and a note of the KeyboardInterrupt says where; a second one leaves at once.
     observe: called after each Summary.
+    progress: whether to show figures as they come, on stderr: one live table on a terminal, lines anywhere else. None
+        shows them on a terminal only.
 
     Raises:
         ValueError: neither total_steps nor stop_return for an algorithm that would never end; one that is no number; or
             an unknown name.
-        TypeError: the flow's items are not Summaries.
+        TypeError: the flow's items are not Summaries; `out` is no path.
+        OSError: `out` is a file, cannot be written, or holds another run's records; before anything starts.
     """
     config = config_of(what)() if isinstance(what, str) else what
     flow = _flow_of(config)
@@ -93,18 +100,19 @@ def train(
         check_whole("total_steps", total_steps)
     if stop_return is not None:
         check_finite("stop_return", stop_return)
+    folder = None if out is None else folder_of(out)
     history: list[Summary] = []
     reason: Literal["solved", "total_steps", "end"] = "end"
     evaluation: Any = None
-    with _records(out) as files, run(flow, backend, seed=seed) as running:
+    records = nullcontext() if folder is None else RecordFiles(folder)
+    with records as files, _Audience(observe, progress) as audience, run(flow, backend, seed=seed) as running:
         if files is not None:
             files.settings = _settings(config, running.seed, total_steps=total_steps, stop_return=stop_return)
         try:
             for summary in running:
                 _keep(summary, history, files)
                 evaluation = _confirmed(running, summary, stop_return)
-                if observe is not None:
-                    observe(Progress(running, summary, evaluation, history))
+                audience.show(Progress(running, summary, evaluation, history))
                 if evaluation is not None and stop_return is not None and evaluation.mean >= stop_return:
                     reason = "solved"
                     break
@@ -113,12 +121,35 @@ def train(
                     break
         except KeyboardInterrupt as interrupt:
             seen = len(history)
-            _save_before_leaving(running, history, files, out, interrupt)
-            if observe is not None:
-                for summary in history[seen:]:
-                    observe(Progress(running, summary, None, history))
+            _save_before_leaving(running, history, files, folder, interrupt)
+            for summary in history[seen:]:
+                audience.show(Progress(running, summary, None, history))
             raise
-        return _result(running, history, reason, evaluation, stop_return, out)
+        return _result(running, history, reason, evaluation, stop_return, folder)
+
+
+class _Audience(AbstractContextManager["_Audience"]):
+    """Those who are shown each Summary: the terminal, where there is one to be shown to, and then the observer."""
+
+    def __init__(self, observe: Callable[[Progress], None] | None, progress: bool | None):
+        self._observe, self._screen = observe, None
+        if progress or (progress is None and sys.stderr is not None and sys.stderr.isatty()):
+            from flowrl.console import watcher
+
+            self._screen = watcher(sys.stderr)
+
+    def show(self, progress: Progress) -> None:
+        """Shows one Summary."""
+        if self._screen is not None:
+            self._screen.show(progress)
+        if self._observe is not None:
+            self._observe(progress)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._screen is not None:
+            self._screen.close()
 
 
 def _keep(summary: Any, history: list[Summary], files: RecordFiles | None) -> None:
@@ -132,29 +163,29 @@ def _save_before_leaving(
     running: Run[Summary],
     history: list[Summary],
     files: RecordFiles | None,
-    out: str | os.PathLike[str] | None,
+    folder: Path | None,
     interrupt: KeyboardInterrupt,
 ) -> None:
     """What came before an interrupt is recorded, and the policy that it led to is saved; a note says so."""
     try:
         for _ in range(running.kept):
             _keep(next(running), history, files)
-        if out is None or not history:
+        if folder is None or not history:
             return
         if running.closed:
             interrupt.add_note("the policy is not saved: a second interrupt closed the run")
-        elif (saved := _saved(running, out)) is not None:
+        elif (saved := _saved(running, folder)) is not None:
             interrupt.add_note(f"policy: {saved}")
     except Exception as error:
-        interrupt.add_note(f"the policy is not saved: {type(error).__name__}: {error}")
+        interrupt.add_note(f"the policy is not saved: {type(error).__name__}: {text_of(error)}")
 
 
-def _saved(running: Run[Summary], out: str | os.PathLike[str]) -> Path | None:
+def _saved(running: Run[Summary], folder: Path) -> Path | None:
     if not running.has_policy:
         return None
     from flowrl.rl.saved import save_policy
 
-    return save_policy(Path(out) / POLICY, running.policy_state())
+    return save_policy(folder / POLICY, running.policy_state())
 
 
 def _settings(what: Any, seed: int, **goal: float | None) -> dict[str, Any]:
@@ -171,11 +202,11 @@ def _result(
     reason: Literal["solved", "total_steps", "end"],
     evaluation: Any,
     stop_return: float | None,
-    out: str | os.PathLike[str] | None,
+    folder: Path | None,
 ) -> TrainResult:
     stats = running.stats()
     policy = running.policy() if running.has_policy else None
-    checkpoint = None if out is None else _saved(running, out)
+    checkpoint = None if folder is None else _saved(running, folder)
     solved = None if stop_return is None else reason == "solved"
     return TrainResult(policy, history, solved, reason, evaluation, checkpoint, stats, running.seed)
 
@@ -221,12 +252,3 @@ def _confirmed(running: Run[Summary], summary: Summary, stop_return: float | Non
     if stop_return is None or summary.episodes < RETURN_WINDOW or not summary.episode_return_mean >= stop_return:
         return None
     return running.evaluate(CONFIRMING_EPISODES)
-
-
-@contextmanager
-def _records(out: str | os.PathLike[str] | None) -> Iterator[RecordFiles | None]:
-    if out is None:
-        yield None
-        return
-    with RecordFiles(Path(out)) as files:
-        yield files

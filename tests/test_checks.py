@@ -1,4 +1,4 @@
-"""What is known before a run: columns along the edges, and one item through the graph for its shapes."""
+"""What is known before a run: columns along the edges."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import flowrl
-from flowrl import AskOperator, Batch, Context, Flow, Local, Operator, ParallelFlow, Ref
+from flowrl import Batch, Context, Flow, Local, Operator, ParallelFlow
 from flowrl.errors import GraphError
-from flowrl.handles import ActorGroup, Pending
 
 
 class Rows:
@@ -99,76 +98,3 @@ def test_what_cannot_be_known_is_no_error() -> None:
     """A plain callable may make anything of a batch; a source may not say what it gives."""
     flowrl.run(rows("obs").gather_sync().for_each(lambda batch: batch).for_each(Needs()), Local()).close()
     flowrl.run(flowrl.from_items([1], num_shards=1).gather_sync().for_each(Needs()), Local()).close()
-
-
-@dataclass
-class Train(AskOperator[Any, Any]):
-    """Asks for the number of rows."""
-
-    learner: ActorGroup[Any]
-
-    def ask(self, value: Ref[Any], ctx: Context) -> Pending[Any]:
-        return ctx.actors(self.learner)[0].ask("count", value)
-
-
-class Learner:
-    """Counts rows."""
-
-    closed = 0
-
-    def count(self, batch: Batch) -> dict[str, int]:
-        return {"rows": len(batch["obs"])}
-
-    def close(self) -> None:
-        type(self).closed += 1
-
-
-def test_check_sends_one_item_through_everything_with_one_actor_of_each() -> None:
-    learner = flowrl.actor(Learner, name="learner")
-    flow = rows("obs", "values").for_each(Adds()).gather_sync().for_each(Train(learner)).batch(1)
-    opened, closed = Rows.opened, Learner.closed
-    report = flow.check()
-    assert Rows.opened == opened + 1  # of three
-    assert Learner.closed == closed + 1
-    assert report.item == [{"rows": 4}]
-    assert not report.ended
-    shapes = {edge.node: edge.shape for edge in report.edges}
-    assert list(shapes) == ["from_actors", "Adds", "gather_sync", "Train", "batch"]
-    assert shapes["from_actors"] == "Batch(4,): obs f32[2], values f32[2]"
-    assert shapes["Adds"] == "Batch(4,): obs f32[2], values f32[2], advantages f32[2]"
-    assert shapes["Train"] == "dict with rows"
-    assert shapes["gather_sync"] == "as above"
-    text = str(report)
-    assert all(edge.node in text and edge.shape in text for edge in report.edges)
-    assert all(edge.where.startswith(__file__) for edge in report.edges)
-
-
-def test_check_raises_what_a_run_would() -> None:
-    with pytest.raises(ZeroDivisionError) as caught:
-        flowrl.from_items([0], num_shards=1).gather_sync().for_each(lambda x: 1 // x).check()
-    assert "in node 'lambda'" in caught.value.__notes__[0]
-    with pytest.raises(GraphError, match="needs the columns"):
-        rows("obs").gather_sync().for_each(Needs()).check()
-
-
-def test_check_of_a_flow_that_has_no_item() -> None:
-    report = flowrl.from_items([1], num_shards=1).gather_sync().filter(lambda x: x > 5).check()
-    assert report.ended
-    assert report.item is None
-    assert str(report).endswith("the flow ended before its first item")
-    assert {edge.node: edge.shape for edge in report.edges}["filter"] == "nothing came"
-
-
-def test_check_of_references() -> None:
-    @dataclass
-    class Same(Operator[Any, Any]):
-        """Hands the reference on."""
-
-        wants: ClassVar[Any] = "reference"
-
-        def process(self, value: Ref[Any], ctx: Context) -> Iterable[Ref[Any]]:
-            yield value
-
-    report = rows("obs").gather_sync().for_each(Same()).check()
-    assert isinstance(report.item, Batch)
-    assert report.item["obs"].shape == (4, 2)

@@ -17,7 +17,7 @@ import pytest
 
 import flowrl
 from flowrl import cli, console
-from flowrl.algorithms import PPOConfig
+from flowrl.algorithms import CONFIGS, PPOConfig
 from flowrl.cli import BAD_USAGE, FAILED, INTERRUPTED, NOT_REACHED, SOLVED_OR_FINISHED, main
 from flowrl.flags import GraphOptions, TrainOptions, mapping_of, named, parse
 from flowrl.rl.evaluation import Evaluation
@@ -74,6 +74,16 @@ def test_help_of_an_algorithm_is_made_of_its_fields(capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out
     for words in ("--num-workers INT", "the shards of the graph", "--policy.hidden", "--stop-return", "--backend"):
         assert words in out
+
+
+@pytest.mark.parametrize("command", [["train"], ["graph"]])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_flag_has_its_help(name: str, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, name, "--help"]) == SOLVED_OR_FINISHED
+    lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
+    flagged = [at for at, line in enumerate(lines) if line.startswith("--")]
+    assert {"--env", "--policy.hidden", "--env-options.frame-stack"} <= {lines[at].split()[0] for at in flagged}
+    assert [lines[at] for at in flagged if lines[at + 1].startswith("(default")] == []
 
 
 # flags

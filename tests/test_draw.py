@@ -116,6 +116,35 @@ columns
     )
 
 
+def test_a_flow_that_is_not_gathered_is_explained_and_drawn() -> None:
+    shards = from_actors(actors(Worker, count=2, name="workers"), "sample").for_each(Advantages(scale=1)).filter(bool)
+    assert (
+        shards.explain()
+        == """\
+filter: each line gets its items from the line below it
+
+● filter       2 × workers  filter(bool)
+● Advantages   2 × workers  Advantages(scale=1, shape=max)
+● from_actors  2 × workers  Worker.sample()
+
+actors
+  workers  2 × Worker  cpus=1  source of from_actors
+
+order
+  not gathered yet: items stay in their shards until gather_sync() or gather_async()
+
+columns
+  filter: advantages, obs, rewards"""
+    )
+    labels, edges = parse(shards.to_mermaid())
+    assert [lines[0] for lines in labels.values()] == ["2 × workers", "from_actors", "Advantages", "filter"]
+    assert len(edges) == 2
+    assert "The graph that ends in filter" in shards.to_svg()
+    both = shards.union(from_items([1], num_shards=1))
+    assert "union" in both.to_svg()
+    assert "columns\n  union: not known before the run" in both.explain()
+
+
 def test_explain_says_where_a_backend_places_the_groups() -> None:
     text = ppo_like().explain(Local())
     assert "on Local(): in this process\n" in text

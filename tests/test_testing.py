@@ -216,7 +216,22 @@ class Unpicklable(Square):
     lock: Any = field(default_factory=threading.Lock, repr=False)
 
 
+class SilentError(Exception):
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@dataclass
+class FailsToPickle(Square):
+    def __reduce__(self) -> Any:
+        raise SilentError
+
+
 def test_labels_and_pickling() -> None:
+    with pytest.raises(AssertionError, match=r"FailsToPickle.* cannot be pickled: SilentError: <its text cannot be"):
+        check_operator(FailsToPickle(), [])
     with pytest.raises(AssertionError, match="repr of NoLabel is its label, and so must not hold an address"):
         check_operator(NoLabel(), [])
     with pytest.raises(AssertionError, match="must be one line"):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import signal
+import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,7 @@ import numpy as np
 import pytest
 
 import flowrl
-from flowrl import Local
+from flowrl import Local, training
 from flowrl.algorithms import PPOConfig
 from flowrl.engine.run import Run
 from flowrl.rl.evaluation import Evaluation
@@ -86,6 +90,95 @@ def test_out_holds_the_metrics_and_the_policy(tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded.get_weights(), result.policy.get_weights())
     with pytest.raises(FileExistsError, match="of another run"):
         train(small(), total_steps=100, out=tmp_path / "run", backend=Local())
+
+
+@pytest.mark.parametrize(
+    ("place", "kind", "problem"),
+    [
+        ("file", NotADirectoryError, "file is a file; choose a directory for out"),
+        ("file/below", NotADirectoryError, "below cannot be written .Not a directory.; choose another"),
+        ("x" * 300, OSError, "cannot be written .File name too long.; choose another"),
+        ("used", FileExistsError, "used holds metrics.csv of another run; choose another"),
+        ("nul\0", ValueError, "out must be the path of a directory, got "),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_refused_before_anything_starts(
+    tmp_path: Path, place: str, kind: type[Exception], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "run", lambda *args, **kwargs: pytest.fail("started"))
+    (tmp_path / "file").write_text("")
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "metrics.csv").symlink_to("nowhere")
+    with pytest.raises(kind, match=problem):
+        train(small(), total_steps=100, backend=Local(), out=tmp_path / place)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self"), reason="a folder that nobody can write, not even root")
+def test_a_folder_that_cannot_be_written_is_refused() -> None:
+    with pytest.raises(OSError, match=r"/proc/self cannot be written \(.*\); choose another directory for out"):
+        train(small(), total_steps=100, backend=Local(), out="/proc/self")
+
+
+@pytest.mark.parametrize("out", [3, True, ["run"], b"run"])
+def test_an_out_that_is_no_path_is_refused(out: Any) -> None:
+    with pytest.raises(TypeError, match="out must be the path of a directory, got "):
+        train(small(), total_steps=100, backend=Local(), out=out)
+    with pytest.raises(ValueError, match="out must be the path of a directory, got ''"):
+        train(small(), total_steps=100, backend=Local(), out="")
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_shown_on_a_terminal_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def errors(stream: io.StringIO, **settings: Any) -> str:
+        monkeypatch.setattr(sys, "stderr", stream)
+        train(small(), total_steps=200, backend=Local(), seed=5, observe=lambda _: print("mine"), **settings)
+        return stream.getvalue()
+
+    monkeypatch.setenv("TERM", "xterm")
+    assert errors(io.StringIO()) == errors(io.StringIO(), progress=False) == errors(Terminal(), progress=False) == ""
+    assert "verdict" in errors(Terminal())
+    lines = errors(io.StringIO(), progress=True).splitlines()
+    assert lines[0].startswith("steps ")
+    assert "return 6.0" in lines[-1]
+    assert set(capsys.readouterr().out.split()) == {"mine"}
+
+
+def test_progress_ends_with_its_last_figures_also_at_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+
+    def observe(progress: Progress) -> None:
+        if progress.summary.iteration == 3:
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        train(small(), total_steps=10**6, backend=Local(), observe=observe, progress=True)
+    assert len(stream.getvalue().splitlines()) == 2  # the first, and the one that was held back
+
+
+@dataclass(frozen=True)
+class FrozenError(Exception):
+    """Refuses attributes, a traceback among them."""
+
+    code: int
+
+
+@pytest.mark.parametrize("out", [None, "run"])
+def test_an_exception_that_refuses_attributes_comes_out_as_itself(tmp_path: Path, out: str | None) -> None:
+    def observe(progress: Progress) -> None:
+        raise FrozenError(3)
+
+    with pytest.raises(FrozenError) as caught:
+        train(small(), total_steps=100, backend=Local(), observe=observe, out=out and tmp_path / out)
+    assert caught.value.code == 3
 
 
 def test_out_holds_the_settings_and_the_seed_that_was_drawn(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from flowrl.errors import FlowError
+from flowrl.given import seconds
 
 if TYPE_CHECKING:
     from flowrl.engine.run import Run
@@ -38,14 +39,16 @@ class Handle(Generic[T]):
 
         Raises:
             TimeoutError: the item at hand took longer than timeout_s; the run still stops after it.
+            ValueError: timeout_s is not a number of at least 0.
             The run's own exception, where it was stopped by one.
         """
         self._refuse_within("pause")
+        limit_s = seconds(timeout_s)
         with self._changed:
             if self._wanted == "move":
                 self._wanted = "pause"
                 self._changed.notify_all()
-            if not self._changed.wait_for(lambda: not self._moving, timeout_s):
+            if not self._changed.wait_for(lambda: not self._moving, limit_s):
                 raise TimeoutError(f"the run has not come to the end of an item within {timeout_s} s")
         return self._told()
 
@@ -61,11 +64,13 @@ class Handle(Generic[T]):
 
         Raises:
             TimeoutError: it took longer than timeout_s.
+            ValueError: timeout_s is not a number of at least 0.
             The run's own exception, where it was stopped by one.
         """
         self._refuse_within("wait")
+        limit_s = seconds(timeout_s)
         with self._changed:
-            if not self._changed.wait_for(lambda: self.count >= count or self.done, timeout_s):
+            if not self._changed.wait_for(lambda: self.count >= count or self.done, limit_s):
                 raise TimeoutError(f"{self.count} of {count} items have come within {timeout_s} s")
         return self._told()
 
@@ -74,22 +79,29 @@ class Handle(Generic[T]):
 
         Raises:
             TimeoutError: it took longer than timeout_s.
+            ValueError: timeout_s is not a number of at least 0.
             The run's own exception, where it was stopped by one.
         """
         self._refuse_within("join")
+        limit_s = seconds(timeout_s)
         with self._changed:
-            if not self._changed.wait_for(lambda: self.done, timeout_s):
+            if not self._changed.wait_for(lambda: self.done, limit_s):
                 raise TimeoutError(f"the run has not ended within {timeout_s} s")
         return self._told()
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """Ends the thread after the item at hand; the run stays usable. False if that took longer than timeout_s."""
+        """Ends the thread after the item at hand; the run stays usable. False if that took longer than timeout_s.
+
+        Raises:
+            ValueError: timeout_s is not a number of at least 0.
+        """
+        limit_s = seconds(timeout_s)
         with self._changed:
             self._wanted = "stop"
             self._changed.notify_all()
         if threading.current_thread() is self._thread:
             return True
-        self._thread.join(timeout_s)
+        self._thread.join(limit_s)
         return not self._thread.is_alive()
 
     def _refuse_within(self, what: str) -> None:

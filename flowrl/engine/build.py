@@ -23,7 +23,7 @@ from flowrl.engine.stage import Stage
 from flowrl.engine.stats import Accounts
 from flowrl.engine.view import NodeView
 from flowrl.errors import GraphError
-from flowrl.handles import ActorGroup
+from flowrl.handles import ActorGroup, Apart
 from flowrl.operator import AskOperator, Context
 from flowrl.wiring import check_depth
 
@@ -141,8 +141,10 @@ def _start_actors(
 
 
 def _start_body(engine: Engine, name: str, group: ActorGroup[Any], pipelines: Mapping[str, Pipeline]) -> Any:
-    start = Start(group.cls, group.args, dict(group.kwargs), dict(pipelines))
-    packed = (_pickled_start(start, name, group, engine), ())
+    # One message for all, or one for each: what is held apart must not be copied to every actor.
+    differ = len(engine.states[name]) if any(isinstance(arg, Apart) for arg in group.args) else 1
+    starts = [Start(group.cls, Apart.given(group.args, i), dict(group.kwargs), dict(pipelines)) for i in range(differ)]
+    packed = [(_pickled_start(start, name, group, engine), ()) for start in starts]
     in_process = engine.backend.in_process
     given = group.open_parameters()
 
@@ -152,7 +154,8 @@ def _start_body(engine: Engine, name: str, group: ActorGroup[Any], pipelines: Ma
             "count": group.count,
             "seed": engine.seed_of(name, state.index, state.incarnation),
         }
-        made = Handed(copied(start, f"group {name!r}")) if in_process else packed
+        at = state.index if differ > 1 else 0
+        made = Handed(copied(starts[at], f"group {name!r}")) if in_process else packed[at]
         filled = {parameter: values[parameter] for parameter in given}
         return made, {**filled, "given": state.given} if state.resumes else filled
 

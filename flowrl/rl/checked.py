@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from flowrl.rl.spec import Spaces
 
 Array = npt.NDArray[Any]
+SIGNATURES = {"reset": "(observation, info)", "step": "(observation, reward, terminated, truncated, info)"}
 OLD = "an environment of the old Gym needs a wrapper such as Shimmy's GymV21CompatibilityV0"
 
 
@@ -23,7 +25,7 @@ def reset_answer(answer: Any) -> tuple[Any, Any]:
     """
     if type(answer) is not tuple or len(answer) != 2:
         what = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else _named(answer)
-        raise TypeError(f"reset must return (observation, info) as in Gymnasium, it returned {what}; {OLD}")
+        raise TypeError(f"reset must return {SIGNATURES['reset']} as in Gymnasium, it returned {what}; {OLD}")
     if type(answer[1]) is not dict and not isinstance(answer[1], Mapping):
         raise TypeError(f"reset must return (observation, info), its info is {_named(answer[1])}; an empty one is {{}}")
     return answer
@@ -37,13 +39,37 @@ def step_answer(answer: Any) -> tuple[Any, Any, Any, Any, Any]:
     """
     if type(answer) is not tuple or len(answer) != 5:
         what = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else _named(answer)
-        raise TypeError(
-            f"step must return (observation, reward, terminated, truncated, info) as in Gymnasium, it returned {what}; "
-            f"{OLD}"
-        )
+        raise TypeError(f"step must return {SIGNATURES['step']} as in Gymnasium, it returned {what}; {OLD}")
     if type(answer[4]) is not dict and not isinstance(answer[4], Mapping):
         raise TypeError(f"the info that step returns must be a dict, got {_named(answer[4])}; an empty one is {{}}")
     return answer
+
+
+def told_plainly(error: Exception) -> Exception:
+    """The error, or one that names the environment whose answer a wrapper of Gymnasium's could not unpack.
+
+    Such a wrapper takes the answer apart before anybody here sees it, and its ValueError says neither whose nor why.
+    """
+    import gymnasium
+
+    if type(error) is not ValueError or "values to unpack" not in str(error):
+        return error
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    wrapper = frames[-1].f_locals.get("self")
+    method = frames[-1].f_code.co_name
+    if not isinstance(wrapper, gymnasium.Wrapper) or method not in SIGNATURES or not _gymnasiums(wrapper):
+        return error
+    env: Any = wrapper.env
+    while isinstance(env, gymnasium.Wrapper) and _gymnasiums(env):
+        env = env.env
+    return TypeError(
+        f"{method} of {type(env).__qualname__} must return {SIGNATURES[method]} as in Gymnasium; its wrapper "
+        f"{type(wrapper).__name__} got something else ({error}); {OLD}"
+    )
+
+
+def _gymnasiums(env: Any) -> bool:
+    return type(env).__module__.split(".")[0] == "gymnasium"
 
 
 def one_reward(reward: Any) -> Any:

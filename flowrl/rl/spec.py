@@ -11,34 +11,36 @@ from typing import Any, Literal
 class PolicySpec:
     """What a policy is made of; its spaces come from the environment.
 
-    model: a function (observation space, action space) -> torch.nn.Module that maps observations to
-        (params (B, P), values (B,)), P = `flowrl.rl.spaces.num_params(action space)` (logits, or means and then
-        log standard deviations). Nested observations come as a dict of tensors by path ("arm/joints"), without
-        the action mask. A module with memory has `state_shapes`, as `flowrl.rl.recurrent.RecurrentActorCritic` has.
-        None builds multilayer perceptrons, actor and critic apart, on the encoded observation.
-    hidden: widths of the hidden layers of the default model, behind the convolutions where there are images.
-    activation: between the layers of the default model.
-    squash: Box actions are tanh of a Gaussian, scaled to the bounds; otherwise a Gaussian, clipped for the
-        environment only.
-    initial_log_std: what the default model's log standard deviations of Box actions begin with.
-    normalize_obs: observations (Box ones, images aside) are shifted and scaled by their running mean and variance,
-        which the learner keeps, and clipped to ±10.
-    recurrent: the default model gets a cell of this kind behind its encoder, shared by actor and critic.
-    recurrent_size: the width of that cell.
-    convolutions: (channels, kernel, stride) of each convolution over images; None chooses by the image's size.
-    image_features: the width of the layer behind the convolutions; None chooses by the image's size.
+    Raises:
+        ValueError: a value out of its range, or a setting of the default model beside a `model` of one's own.
     """
 
     model: Callable[[Any, Any], Any] | None = None
+    """A function (observation space, action space) -> torch.nn.Module that maps observations to (params (B, P),
+    values (B,)), P = `flowrl.rl.spaces.num_params(action space)` (logits, or means and then log standard deviations).
+    Nested observations come as a dict of tensors by path ("arm/joints"), without the action mask. A module with memory
+    has `state_shapes`, as `flowrl.rl.recurrent.RecurrentActorCritic` has. None builds multilayer perceptrons, actor and
+    critic apart, on the encoded observation."""
     hidden: Sequence[int] = (64, 64)
+    """Widths of the hidden layers of the default model, behind the convolutions where there are images."""
     activation: Literal["tanh", "relu"] = "tanh"
+    """Between the layers of the default model."""
     squash: bool = False
+    """Box actions are tanh of a Gaussian, scaled to the bounds; otherwise a Gaussian, clipped for the environment
+    only."""
     initial_log_std: float = 0.0
+    """What the default model's log standard deviations of Box actions begin with."""
     normalize_obs: bool = False
+    """Observations (Box ones, images aside) are shifted and scaled by their running mean and variance, which the
+    learner keeps, and clipped to ±10."""
     recurrent: Literal["lstm", "gru"] | None = None
+    """The default model gets a cell of this kind behind its encoder, shared by actor and critic."""
     recurrent_size: int = 64
+    """The width of that cell."""
     convolutions: Sequence[tuple[int, int, int]] | None = None
+    """(channels, kernel, stride) of each convolution over images; None chooses by the image's size."""
     image_features: int | None = None
+    """The width of the layer behind the convolutions; None chooses by the image's size."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden", tuple(self.hidden))

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from flowrl.errors import RemoteError, RemoteTraceback, add_note
-from flowrl.rl.checked import ObsCheck, VectorCheck, one_flag, one_reward, reset_answer, step_answer
+from flowrl.errors import RemoteError, RemoteTraceback, add_note, text_of
+from flowrl.rl.checked import ObsCheck, VectorCheck, one_flag, one_reward, reset_answer, step_answer, told_plainly
 from flowrl.rl.spec import Spaces
 from flowrl.rl.wrappers import frames_per_step
 
@@ -170,14 +170,20 @@ class Located(gymnasium.Wrapper[Any, Any, Any, Any]):
         return obs, reward, terminated, truncated, info
 
     def _raise(self, error: Exception, note: str) -> NoReturn:
-        add_note(error, note)
+        told = told_plainly(error)
+        if told is not error:
+            told.__cause__ = error
+        add_note(told, note)
         if not self._apart:
-            raise error
-        raise FailedElsewhere(packed_error(error))
+            raise told
+        raise FailedElsewhere(packed_error(told)) from None  # Gymnasium logs the whole, as a format string
 
 
 class FailedElsewhere(Exception):  # noqa: N818  (never seen: unpacked where it arrives)
     """An environment's error on its way from its own process: of one argument, which Gymnasium needs."""
+
+    def __str__(self) -> str:
+        return "an environment failed in its own process"  # not the bytes, which may hold a % sign
 
     def unpacked(self) -> Exception:
         """The environment's own error."""
@@ -197,7 +203,7 @@ def packed_error(error: Exception) -> bytes:
         packed = cloudpickle.dumps((error, trace))
         pickle.loads(packed)
     except Exception:  # a constructor of two arguments, or one that holds a lock
-        remote = RemoteError(f"{type(error).__name__}: {error}")
+        remote = RemoteError(f"{type(error).__name__}: {text_of(error)}")
         for note in getattr(error, "__notes__", ()):
             remote.add_note(note)
         packed = cloudpickle.dumps((remote, trace))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any
 
@@ -124,6 +125,26 @@ def test_waiting_for_too_long(ray_session: None) -> None:
             handle.join(0.01)
         with pytest.raises(TimeoutError, match="not come to the end of an item"):
             handle.pause(0.01)
+
+
+@pytest.mark.parametrize("timeout_s", [float("nan"), -1, "5"])
+@pytest.mark.parametrize("act", ["pause", "join", "wait", "stop"])
+def test_a_timeout_that_is_no_number_of_seconds_is_refused(local: Backend, act: str, timeout_s: Any) -> None:
+    with flowrl.run(flow(), local) as run:
+        handle = run.background()
+        told = re.escape(f"a number of seconds of at least 0, or None for no limit, got {timeout_s!r}")
+        with pytest.raises(ValueError, match=told):
+            getattr(handle, act)(*([1] if act == "wait" else []), timeout_s=timeout_s)
+        assert handle.driving  # nothing was done
+        handle.wait(handle.count + 1, LONG_S)
+
+
+def test_an_infinite_timeout_is_no_limit(local: Backend) -> None:
+    with flowrl.run(flow().take(9), local) as run:
+        handle = run.background()
+        assert handle.wait(3, float("inf")) is not None
+        assert handle.join(float("inf")) == 9
+        assert handle.stop(float("inf"))
 
 
 def test_close_while_it_waits_for_an_actor_that_stands_still(ray_session: None) -> None:

@@ -170,6 +170,52 @@ def test_a_reset_that_answers_something_else(reset: Any, problem: str) -> None:
     assert caught.value.__notes__ == ["in reset of environment 0"]
 
 
+@QUIET
+@pytest.mark.parametrize("vector", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("wrapper", "inner"),
+    [
+        (partial(gymnasium.wrappers.TimeLimit, max_episode_steps=9), None),
+        (gymnasium.wrappers.PassiveEnvChecker, None),
+        (gymnasium.wrappers.FlattenObservation, gymnasium.wrappers.OrderEnforcing),
+    ],
+)
+def test_an_old_step_is_told_under_gymnasiums_own_wrappers_too(vector: Vectorization, wrapper: Any, inner: Any) -> None:
+    old = Odd(step=lambda o, r, t, u, i: (o, r, t, i))
+    wrappers = (inner, wrapper) if inner else (wrapper,)
+    source = make_vector_env(lambda: old, options=EnvOptions(vector=vector, wrappers=wrappers))
+    source.reset()
+    source.step(np.array([0]))
+    told = (
+        r"step of Odd must return \(observation, reward, terminated, truncated, info\) as in Gymnasium; its wrapper \w+"
+    )
+    with pytest.raises(TypeError, match=told + r" got something else \(not enough values .*Shimmy's") as caught:
+        source.step(np.array([1]))
+    assert caught.value.__notes__ == ["in environment 0, at step 2 of its episode, action np.int64(1)"]
+    source.close()
+
+
+def test_an_old_reset_is_told_under_gymnasiums_own_wrappers_too() -> None:
+    wrappers = (gymnasium.wrappers.RecordEpisodeStatistics,)
+    source = make_vector_env(lambda: Odd(reset=lambda obs, info: (obs, info, 1)), options=EnvOptions(wrappers=wrappers))
+    with pytest.raises(
+        TypeError, match=r"reset of Odd must return \(observation, info\) as in Gymnasium; its wrapper Rec"
+    ):
+        source.reset()
+
+
+def test_an_environments_own_unpacking_is_its_own_error() -> None:
+    class Unpacks(gymnasium.Wrapper[Any, Any, Any, Any]):
+        def step(self, action: Any) -> Any:
+            one, two = (1, 2, 3)
+            return one, two
+
+    source = make_vector_env(Counting, options=EnvOptions(wrappers=(Unpacks, gymnasium.wrappers.OrderEnforcing)))
+    source.reset()
+    with pytest.raises(ValueError, match="too many values to unpack"):
+        source.step(np.array([0]))
+
+
 def test_skipped_frames_are_checked_too() -> None:
     source = make_vector_env(
         lambda: Odd(step=lambda o, r, t, u, i: (o, "1.5", t, u, i)), options=EnvOptions(frame_skip=2)

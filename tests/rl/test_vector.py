@@ -278,6 +278,18 @@ def raising(error: Any, ctx: Any) -> Counting:
 
 
 @QUIET
+def test_an_error_with_percent_signs_travels() -> None:
+    def fail() -> None:
+        raise ValueError("50% s of it, 100%")
+
+    source = make_vector_env(partial(raising, fail), options=EnvOptions(vector="async"))
+    source.reset()
+    with pytest.raises(ValueError, match="50% s of it, 100%"):
+        source.step(np.array([0]))
+    source.close()
+
+
+@QUIET
 def test_an_error_that_cannot_travel_names_its_type() -> None:
     source = make_vector_env(partial(raising, None), options=EnvOptions(vector="async"))
     source.reset()
