@@ -97,7 +97,8 @@ def _watched(engine: Engine) -> Mapping[str, str]:
     seen: dict[str, str] = {}
     for cursor in engine.cursors:
         # Here alone every item is fetched where it passes: references, too, are to be described by what they hold.
-        setattr(cursor, "out", partial(_look, seen, cursor, cursor.out))  # noqa: B010  (of this one cursor)
+        for leaves in ("out", "count"):  # as a new item, or handed on
+            setattr(cursor, leaves, partial(_look, seen, cursor, getattr(cursor, leaves)))
     return seen
 
 

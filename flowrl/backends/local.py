@@ -11,6 +11,7 @@ from flowrl.backends.protocol import GroupPlan, Sent
 from flowrl.engine.failure import record_of
 from flowrl.engine.host import FAILED, Host, Record, opened, sealed
 from flowrl.engine.transport import pack, unpack
+from flowrl.errors import text_of
 
 
 class Stored:
@@ -106,7 +107,7 @@ class Local:
             try:
                 sent = Sent(None, Stored(payload))
             except Exception as error:  # as in Ray, where the actor fails to store what it answers
-                failure = record_of(TypeError(f"the answer cannot be pickled: {error}"))
+                failure = record_of(TypeError(f"the answer cannot be pickled: {text_of(error)}"))
                 sent = Sent(None, Stored(failure))
                 record = Record(FAILED, error=failure)
         sent.record = record

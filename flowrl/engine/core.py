@@ -21,7 +21,7 @@ from flowrl.engine.stage import Stage
 from flowrl.engine.stats import Accounts
 from flowrl.engine.transport import unpack
 from flowrl.engine.view import HandleLink
-from flowrl.errors import ActorDied, FlowError
+from flowrl.errors import ActorDied, FlowError, text_of
 from flowrl.given import seconds
 from flowrl.handles import ActorHandle
 from flowrl.metrics import Delta
@@ -328,4 +328,4 @@ def _attempt(problems: list[str], act: Callable[[], Any]) -> None:
     try:
         act()
     except (Exception, KeyboardInterrupt) as error:  # also interrupted, what is left must end
-        problems.append(f"{type(error).__name__}: {error}")
+        problems.append(f"{type(error).__name__}: {text_of(error)}")
