@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+HEADS = ("actor_critic", "q")
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,13 @@ class PolicySpec:
     recurrent_size: the width of that cell.
     convolutions: (channels, kernel, stride) of each convolution over images; None chooses by the image's size.
     image_features: the width of the layer behind the convolutions; None chooses by the image's size.
+    head: "actor_critic": outputs are the parameters of a distribution over actions, and a value. "q": outputs are the
+        values Q(s, a) of Discrete actions, and the greedy one is taken; a module of one's own then maps observations
+        to (B, A) alone, or (B, A · atoms).
+    dueling: Q = V + A − mean(A), from two perceptrons behind the encoder (arXiv:1511.06581, equation 9).
+    noisy: the layers behind the encoder explore by learned noise (arXiv:1706.10295, factorized).
+    atoms: Q is the mean of a learned distribution over so many returns (arXiv:1707.06887); None learns the mean alone.
+    value_range: the least and the greatest of these returns.
     """
 
     model: Callable[[Any, Any], Any] | None = None
@@ -39,6 +49,11 @@ class PolicySpec:
     recurrent_size: int = 64
     convolutions: Sequence[tuple[int, int, int]] | None = None
     image_features: int | None = None
+    head: Literal["actor_critic", "q"] = "actor_critic"
+    dueling: bool = False
+    noisy: bool = False
+    atoms: int | None = None
+    value_range: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden", tuple(self.hidden))
@@ -61,6 +76,27 @@ class PolicySpec:
                 raise ValueError(
                     f"{name} is for the default model and would change nothing in {self.model!r}; leave one of them out"
                 )
+        if self.head not in HEADS:
+            raise ValueError(f"head must be one of {HEADS}, got {self.head!r}")
+        self._check_values()
+
+    def _check_values(self) -> None:
+        for name in ("dueling", "noisy", "atoms", "value_range"):
+            if getattr(self, name) and self.head != "q":
+                raise ValueError(f"{name} is for head='q' and would change nothing in head={self.head!r}")
+            if getattr(self, name) and self.model is not None and name in ("dueling", "noisy"):
+                raise ValueError(f"{name} is for the default model and would change nothing in {self.model!r}")
+        if (self.atoms is None) != (self.value_range is None):
+            raise ValueError(
+                f"atoms and value_range belong together, got atoms={self.atoms} and value_range={self.value_range}"
+            )
+        if self.atoms is None or self.value_range is None:
+            return
+        object.__setattr__(self, "value_range", tuple(self.value_range))
+        if self.atoms < 2:
+            raise ValueError(f"atoms must be at least 2, got {self.atoms}")
+        if not -math.inf < self.value_range[0] < self.value_range[1] < math.inf:
+            raise ValueError(f"value_range must be (least, greatest), both finite, got {self.value_range}")
 
     def _check_convolutions(self) -> None:
         layers = tuple(tuple(layer) for layer in self.convolutions or ())
