@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-HEADS = ("actor_critic", "q")
+HEADS = ("actor_critic", "q", "soft_actor", "deterministic_actor")
+ACTOR_HEADS = ("soft_actor", "deterministic_actor")  # those with critics that workers do without
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,20 @@ class PolicySpec:
     image_features: the width of the layer behind the convolutions; None chooses by the image's size.
     head: "actor_critic": outputs are the parameters of a distribution over actions, and a value. "q": outputs are the
         values Q(s, a) of Discrete actions, and the greedy one is taken; a module of one's own then maps observations
-        to (B, A) alone, or (B, A · atoms).
+        to (B, A) alone, or (B, A · atoms). "soft_actor": an actor, for Box (a squashed Gaussian whose log standard
+        deviation depends on the observation) or Discrete, with critics Q of its own and a temperature (SAC).
+        "deterministic_actor": tanh, scaled to a Box's bounds, with critics (TD3, DDPG). A module of one's own then
+        has the submodules `actor`, observations to params (B, P), and `critics`, (observations, actions) to (K, B),
+        or observations to (K, B, A) for Discrete actions; actions are in the units of −1..1 between the bounds.
     dueling: Q = V + A − mean(A), from two perceptrons behind the encoder (arXiv:1511.06581, equation 9).
     noisy: the layers behind the encoder explore by learned noise (arXiv:1706.10295, factorized).
     atoms: Q is the mean of a learned distribution over so many returns (arXiv:1707.06887); None learns the mean alone.
     value_range: the least and the greatest of these returns.
+    critics: K, how many critics of a soft or deterministic actor, the least of which counts.
+    log_std_range: within which a soft actor's log standard deviations are clipped.
+    initial_temperature: α, the weight of a soft actor's entropy, before it is learned.
+    exploration_noise: standard deviation of the Gaussian noise that a deterministic actor's workers add to actions, in
+        units of −1..1 between the bounds, to which the sum is clipped.
     """
 
     model: Callable[[Any, Any], Any] | None = None
@@ -49,11 +59,15 @@ class PolicySpec:
     recurrent_size: int = 64
     convolutions: Sequence[tuple[int, int, int]] | None = None
     image_features: int | None = None
-    head: Literal["actor_critic", "q"] = "actor_critic"
+    head: Literal["actor_critic", "q", "soft_actor", "deterministic_actor"] = "actor_critic"
     dueling: bool = False
     noisy: bool = False
     atoms: int | None = None
     value_range: tuple[float, float] | None = None
+    critics: int = 2
+    log_std_range: tuple[float, float] = (-20.0, 2.0)
+    initial_temperature: float = 1.0
+    exploration_noise: float = 0.1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden", tuple(self.hidden))
@@ -79,6 +93,7 @@ class PolicySpec:
         if self.head not in HEADS:
             raise ValueError(f"head must be one of {HEADS}, got {self.head!r}")
         self._check_values()
+        self._check_actor()
 
     def _check_values(self) -> None:
         for name in ("dueling", "noisy", "atoms", "value_range"):
@@ -97,6 +112,26 @@ class PolicySpec:
             raise ValueError(f"atoms must be at least 2, got {self.atoms}")
         if not -math.inf < self.value_range[0] < self.value_range[1] < math.inf:
             raise ValueError(f"value_range must be (least, greatest), both finite, got {self.value_range}")
+
+    def _check_actor(self) -> None:
+        object.__setattr__(self, "log_std_range", tuple(self.log_std_range))
+        if self.head in ACTOR_HEADS:
+            if self.recurrent is not None:
+                raise ValueError(f"head={self.head!r} keeps no state between steps: recurrent must be None")
+            if self.squash:
+                raise ValueError(f"head={self.head!r} squashes Box actions by itself: leave squash out")
+        if self.critics < 1:
+            raise ValueError(f"critics must be at least 1, got {self.critics}")
+        least, greatest = self.log_std_range
+        if not -math.inf < least <= self.initial_log_std <= greatest < math.inf and self.head == "soft_actor":
+            raise ValueError(
+                f"log_std_range must be (least, greatest), both finite, with initial_log_std={self.initial_log_std} "
+                f"between them, got {self.log_std_range}"
+            )
+        if not 0.0 < self.initial_temperature < math.inf:
+            raise ValueError(f"initial_temperature must be above 0 and finite, got {self.initial_temperature}")
+        if not 0.0 <= self.exploration_noise < math.inf:
+            raise ValueError(f"exploration_noise must be at least 0 and finite, got {self.exploration_noise}")
 
     def _check_convolutions(self) -> None:
         layers = tuple(tuple(layer) for layer in self.convolutions or ())
