@@ -15,7 +15,7 @@ from flowrl.metrics import Sum
 from flowrl.ref import Answer
 from flowrl.rl.descent import Descent, EarlyStop
 from flowrl.rl.gradients import finite_norm, gradient_of
-from flowrl.rl.losses import Loss
+from flowrl.rl.losses import Loss, LossFunction
 from flowrl.rl.policy import Policy
 from flowrl.rl.rows import batch_of, minibatches, rows_of
 from flowrl.rl.schedules import Rate, check_rate, value_at
@@ -195,17 +195,20 @@ class Learner:
         """One update on a minibatch; returns its metrics. Override for several losses or parameter groups."""
         return self.step("all", self.loss, batch, now)
 
-    def step(self, group: str, loss: Loss, batch: TensorBatch, now: Progress | None = None) -> Metrics:
+    def step(self, group: str, loss: LossFunction, batch: TensorBatch, now: Progress | None = None) -> Metrics:
         """Loss, gradient, clip by global norm, Adam, on one parameter group: "all" or a submodule's name.
 
         Raises:
             FloatingPointError: the loss or the gradient is not finite; the parameters have not changed.
         """
-        span, now = self.policy.span(group), self._now if now is None else now
-        out, gradient = gradient_of(self.policy, loss, batch, now, microbatch=self._microbatch, where=self._where())
-        norm = finite_norm(gradient[span], batch, self._where())
+        now = self._now if now is None else now
+        out, gradient = gradient_of(
+            self.policy, loss, batch, now, microbatch=self._microbatch, where=self._where(), group=group
+        )
+        norm = finite_norm(gradient, batch, self._where())
         if not self._stop.check(out.metrics):
-            self._descent.step(group, self.policy.flat[span], gradient[span], norm, self._learning_rate(now))
+            parameters = self.policy.flat[self.policy.span(group)]
+            self._descent.step(group, parameters, gradient, norm, self._learning_rate(now, group))
         return {**out.metrics, "grad_norm": norm}
 
     def compute_gradients(
@@ -289,7 +292,7 @@ class Learner:
         self._rng.bit_generator.state = state["generator"]
         self._updates, self._version = int(state["updates"]), int(state["version"])
 
-    def _learning_rate(self, now: Progress) -> float:
+    def _learning_rate(self, now: Progress, group: str = "all") -> float:
         return value_at(self.learning_rate, now.env_steps, "learning_rate")
 
     def _answer(self, metrics: Mapping[str, Any]) -> Answer[None]:

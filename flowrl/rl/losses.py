@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,6 +26,10 @@ class LossOut:
     loss: Tensor
     metrics: Mapping[str, Tensor | float] = field(default_factory=dict)
     per_row: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+LossFunction = Callable[[Policy, TensorBatch, Progress], LossOut]
+"""The loss of a batch's rows under a policy."""
 
 
 class Loss(Protocol):
