@@ -119,6 +119,12 @@ def build_module(spec: PolicySpec, spaces: Spaces, seed: np.random.SeedSequence)
                 f"PolicySpec.model must return a torch.nn.Module, {spec.model!r} returned {type(module).__name__}"
             )
         return module
+    if spec.head == "q":
+        from flowrl.rl.q_models import QNetwork
+
+        network = QNetwork(spec, spaces, np.random.default_rng(seed.generate_state(4)))
+        initialize(network.encoder, np.random.default_rng(seed))
+        return network
     if spec.recurrent is not None:
         from flowrl.rl.recurrent import RecurrentActorCritic
 

@@ -68,3 +68,15 @@ class Towers(torch.autograd.Function):
                 dx_tower = d.mm(layers[0][0])
                 dx = dx_tower if dx is None else dx + dx_tower
         return torch.cat(parts[::-1]), dx, None, None, None
+
+
+def forward_only(x_BF: Tensor, towers: tuple[Layers, ...], activation: str) -> tuple[Tensor, ...]:
+    """What `Towers` gives, for where no gradient is taken."""
+    activate = ACTIVATIONS[activation]
+    outputs = []
+    for layers in towers:
+        h = x_BF
+        for place, (weight, bias) in enumerate(layers):
+            h = torch.addmm(bias, activate(h) if place else h, weight.t())
+        outputs.append(h)
+    return tuple(outputs)

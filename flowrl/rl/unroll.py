@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.rl.inference import Array, Floats, Inference, State, check_finite
+from flowrl.rl.acting import Array, Floats, State, check_finite
+from flowrl.rl.inference import Inference
 from flowrl.rl.masks import Mask, masked
 from flowrl.rl.observations import Obs, map_arrays, num_rows
 

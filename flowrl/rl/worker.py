@@ -13,12 +13,13 @@ from flowrl.batch import Batch
 from flowrl.errors import add_note
 from flowrl.metrics import Listed, Moments, Sum
 from flowrl.ref import Answer
+from flowrl.rl.acting import State
 from flowrl.rl.collect import collect, columns_of, first_obs
 from flowrl.rl.envs import EnvSource, make_vector_env
 from flowrl.rl.envstate import freeze, thaw
 from flowrl.rl.evaluation import EVALUATION_KEY, Evaluation, evaluate
 from flowrl.rl.fragment import Fragment, Running
-from flowrl.rl.inference import Inference, State, make_inference
+from flowrl.rl.inference import Inference, make_inference
 from flowrl.rl.normalize import RewardScaling, RunningMoments
 from flowrl.rl.observations import Obs, map_arrays
 from flowrl.rl.spec import PolicySpec, Spaces
