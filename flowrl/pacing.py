@@ -15,14 +15,15 @@ class Pacing:
 
         diff + r · samples_per_insert <= min_size · samples_per_insert + error_buffer
 
-    and a sample of r rows where size >= min_size and
+    and a sample of r rows where min_size rows are stored and
 
         diff − r >= min_size · samples_per_insert − error_buffer
 
     Attributes:
         min_size: rows that the group must hold before anything is sampled.
         samples_per_insert: rows sampled for each row inserted; None sets no ratio.
-        error_buffer: how far the ratio may be off for the moment, in rows sampled; None: see `buffer`.
+        error_buffer: how far the ratio may be off for the moment, in rows sampled; None: the larger of the largest
+            insert (times samples_per_insert) and the largest sample, with which one of the two always may go.
         max_times_sampled: how often one row may be sampled at most; None sets no limit.
         item_rows: the rows of one sampled item: 1, or the length of a sequence.
 
@@ -53,32 +54,9 @@ class Pacing:
             raise ValueError("error_buffer says how far samples_per_insert may be off: set samples_per_insert too")
         if spi is not None and times is not None and spi > times:
             raise ValueError(
-                f"samples_per_insert={spi!r} asks for more than max_times_sampled={times!r} of each row; raise the latter"
+                f"samples_per_insert={spi!r} asks for more than max_times_sampled={times!r} of each row; raise that"
             )
 
-    def least_buffer(self, insert_rows: int, sample_rows: int) -> float:
-        """The smallest error buffer with which inserts and samples of so many rows can never block each other.
-
-        Both are refused only where some diff lies above the one bound and below the other, that is where
-        2 · error_buffer < sample_rows + insert_rows · samples_per_insert; and the inserts that reach `min_size`
-        need insert_rows · samples_per_insert of it.
-        """
-        inserted = insert_rows * (self.samples_per_insert or 0.0)
-        return max((sample_rows + inserted) / 2, inserted)
-
-    def buffer(self, insert_rows: int, sample_rows: int) -> float:
-        """The error buffer for inserts and samples of so many rows: the given one, or twice the least.
-
-        Raises:
-            ValueError: the given one is below the least, so that inserts and samples could block each other.
-        """
-        least = self.least_buffer(insert_rows, sample_rows)
-        if self.error_buffer is None:
-            return 2 * least
-        if self.error_buffer < least:
-            raise ValueError(
-                f"error_buffer={self.error_buffer!r} is too small: inserts of {insert_rows} rows and samples of "
-                f"{sample_rows} at samples_per_insert={self.samples_per_insert!r} would block each other for good; "
-                f"it must be at least {least:g}, or None"
-            )
-        return self.error_buffer
+    def rows_of(self, items: int) -> int:
+        """The rows of so many sampled items."""
+        return items * self.item_rows

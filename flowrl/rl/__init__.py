@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from flowrl.rl.learner import Learner
     from flowrl.rl.losses import Loss, LossOut
     from flowrl.rl.policy import Policy
+    from flowrl.rl.replay import ReplayShard
     from flowrl.rl.spec import PolicySpec, Progress
     from flowrl.rl.worker import RolloutWorker
     from flowrl.rl.wrappers import EnvOptions
@@ -25,6 +26,7 @@ else:
             "learner": ("Learner",),
             "losses": ("Loss", "LossOut"),
             "policy": ("Policy",),
+            "replay": ("ReplayShard",),
             "spec": ("PolicySpec", "Progress"),
             "worker": ("RolloutWorker",),
             "wrappers": ("EnvOptions",),
@@ -42,6 +44,7 @@ __all__ = [
     "Policy",
     "PolicySpec",
     "Progress",
+    "ReplayShard",
     "RolloutWorker",
     "losses",
     "returns",
