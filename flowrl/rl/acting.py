@@ -12,7 +12,7 @@ from flowrl.rl.actions import ActionLayout
 from flowrl.rl.masks import Mask, masked
 from flowrl.rl.numpy_distributions import GreedySampler, Sampler, sampler_of
 from flowrl.rl.observations import Obs, num_rows
-from flowrl.rl.spec import PolicySpec, Spaces
+from flowrl.rl.spec import ACTOR_HEADS, PolicySpec, Spaces
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -25,8 +25,9 @@ class Acting:
     size: int
 
     def __init__(self, spec: PolicySpec, spaces: Spaces):
-        self.actions = ActionLayout.of(spaces.action, squash=spec.squash)
+        self.actions = ActionLayout.for_policy(spec, spaces.action)
         self.greedy = spec.head == "q"
+        self.judges = spec.head not in ACTOR_HEADS
         self.sampler: Sampler = GreedySampler() if self.greedy else sampler_of(self.actions)
         self.state_shapes: Mapping[str, tuple[int, ...]] = {}
 

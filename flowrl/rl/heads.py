@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -12,7 +13,7 @@ from flowrl.rl.actions import ActionLayout
 from flowrl.rl.distributions import MASKED, Distribution, distribution_of
 from flowrl.rl.greedy import Greedy
 from flowrl.rl.q_inference import support_of
-from flowrl.rl.spec import PolicySpec
+from flowrl.rl.spec import ACTOR_HEADS, PolicySpec
 
 State = dict[str, Tensor]
 
@@ -126,6 +127,41 @@ class QHead:
         return PolicyOut(Greedy(out.dist.params[which]), out.values[which], out.state, atoms)
 
 
+class ActorHead:
+    """Outputs are the parameters (..., P) of a distribution over actions; values are NaN, as critics value actions."""
+
+    def __init__(self, spec: PolicySpec, actions: ActionLayout):
+        self._num_params = actions.num_params
+        self._dist = distribution_of(actions)
+        self._log_std_range = spec.log_std_range if actions.kind == "box" else None
+
+    def checked(self, outputs: Any, leading: Sequence[int]) -> tuple[Tensor, ...]:
+        """The params, log standard deviations clipped."""
+        params = outputs[0] if isinstance(outputs, tuple) else outputs
+        if not isinstance(params, Tensor) or params.shape != (*leading, self._num_params):
+            rows = ", ".join(map(str, leading))
+            got = tuple(params.shape) if isinstance(params, Tensor) else type(params).__name__
+            raise ValueError(
+                f"`actor` must give params ({rows}, {self._num_params}) for {rows} observations, got {got}"
+            )
+        if self._log_std_range is not None:
+            mean, log_std = params.chunk(2, -1)
+            params = torch.cat((mean, log_std.clamp(*self._log_std_range)), -1)
+        return (params,)
+
+    def out(self, outputs: tuple[Tensor, ...], mask: Tensor | None, state: State) -> PolicyOut:
+        """The distribution."""
+        (params,) = outputs
+        dist = self._dist(params if mask is None else params.masked_fill(~mask, MASKED))
+        return PolicyOut(dist, params.new_full(params.shape[:-1], math.nan), state)
+
+    def rows(self, out: PolicyOut, which: Any) -> PolicyOut:
+        """Some of its rows."""
+        return PolicyOut(self._dist(out.dist.params[which]), out.values[which], out.state)
+
+
 def head_of(spec: PolicySpec, actions: ActionLayout) -> Head:
     """What reads the outputs of a policy's network."""
+    if spec.head in ACTOR_HEADS:
+        return ActorHead(spec, actions)
     return QHead(spec, actions) if spec.head == "q" else ActorCriticHead(actions)

@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from flowrl.rl.acting import Acting, Array, Floats, State, check_weights
 from flowrl.rl.actions import ActionLayout
+from flowrl.rl.actor_inference import NumpyActor
+from flowrl.rl.actor_shapes import initial_actor_and_critics
 from flowrl.rl.encoding import NumpyEncoder
 from flowrl.rl.initial import initial_weights, layer_shapes, num_log_stds, num_statistics, num_weights
 from flowrl.rl.masks import Mask
@@ -18,7 +20,7 @@ from flowrl.rl.observations import Obs, ObsLayout, map_arrays
 from flowrl.rl.perceptron import Perceptron
 from flowrl.rl.q_inference import NumpyQ
 from flowrl.rl.spaces import runs_in_numpy
-from flowrl.rl.spec import PolicySpec, Spaces
+from flowrl.rl.spec import ACTOR_HEADS, PolicySpec, Spaces
 
 
 class Inference(Protocol):
@@ -26,7 +28,7 @@ class Inference(Protocol):
 
     size: the length of its flat vector. sampler: what makes actions of a model's outputs. state_shapes: those of
     the state that it carries from step to step, by name; empty if it keeps none. greedy: outputs are values of
-    actions, and the greatest is the value.
+    actions, and the greatest is the value. judges: whether there are values and log-probabilities at all.
     """
 
     size: int
@@ -34,9 +36,10 @@ class Inference(Protocol):
     sampler: Sampler
     state_shapes: Mapping[str, tuple[int, ...]]
     greedy: bool
+    judges: bool
 
     def set_weights(self, flat: Floats) -> None:
-        """Takes a flat float32 vector of length `size`."""
+        """Takes a flat float32 vector of length `size`; of an actor with critics also that of the whole."""
 
     def forward(self, obs_N: Obs) -> tuple[Floats, Floats | None]:
         """Outputs (N, P), valid until the next call; and values (N,) where they cost nothing more, else None."""
@@ -120,7 +123,8 @@ class TorchInference(Acting):
         self._policy = Policy(spec, spaces, seed=seed)
         self._policy.module.eval()
         self.state_shapes = self._policy.state_shapes
-        self.size = len(self._policy.get_weights())
+        self._sizes = {len(self._policy.flat), len(self._policy.acting_weights())}
+        self.size = min(self._sizes)
 
     def set_weights(self, flat: Floats) -> None:
         """Copies a flat vector in.
@@ -128,16 +132,16 @@ class TorchInference(Acting):
         Raises:
             ValueError: its length is not `size`, or it is not finite.
         """
-        check_weights(flat, self.size)
-        self._policy.set_weights(flat)
+        check_weights(flat, len(flat) if len(flat) in self._sizes else self.size)
+        self._policy.set_acting_weights(flat)
 
     def resample(self, rng: np.random.Generator) -> None:
         """Draws the noise of a network that explores by noise anew; nothing for any other."""
         self._policy.resample(rng)
 
     def get_weights(self) -> Floats:
-        """A copy of the weights as one flat vector."""
-        return self._policy.get_weights()
+        """A copy of what acting takes of the weights, as one flat vector."""
+        return self._policy.acting_weights()
 
     def forward(self, obs_N: Obs) -> tuple[Floats, Floats]:
         """Outputs (N, P) and values (N,), of a policy that keeps no state."""
@@ -168,11 +172,15 @@ class TorchInference(Acting):
 
 def make_inference(
     spec: PolicySpec, spaces: Spaces, seed: np.random.SeedSequence | None = None
-) -> tuple[NumpyInference | NumpyQ | TorchInference, Floats]:
+) -> tuple[NumpyInference | NumpyQ | NumpyActor | TorchInference, Floats]:
     """NumPy inference for the default model without images and memory, torch for any other; and its initial weights."""
     if not runs_in_numpy(spec, spaces):
         torch_net = TorchInference(spec, spaces, seed)
         return torch_net, torch_net.get_weights()
+    if spec.head in ACTOR_HEADS:
+        actor, flat = NumpyActor(spec, spaces), initial_actor_and_critics(spec, spaces, seed, acting=True)
+        actor.set_weights(flat)
+        return actor, flat
     net: NumpyInference | NumpyQ = NumpyQ(spec, spaces) if spec.head == "q" else NumpyInference(spec, spaces)
     flat = initial_weights(spec, spaces, seed)
     net.set_weights(flat)

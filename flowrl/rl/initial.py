@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from flowrl.rl.actions import ActionLayout
+from flowrl.rl.actor_shapes import initial_actor_and_critics, num_all_weights
 from flowrl.rl.encoding import num_numbers
 from flowrl.rl.observations import ObsLayout
 from flowrl.rl.spaces import obs_size, runs_in_numpy
-from flowrl.rl.spec import PolicySpec, Spaces
+from flowrl.rl.spec import ACTOR_HEADS, PolicySpec, Spaces
 
 Shape = tuple[int, int]
 HIDDEN_GAIN, ACTOR_GAIN, CRITIC_GAIN = math.sqrt(2.0), 0.01, 1.0
@@ -41,6 +42,8 @@ def num_statistics(spec: PolicySpec, spaces: Spaces) -> int:
 
 def num_weights(spec: PolicySpec, spaces: Spaces) -> int:
     """The length of the default model's flat vector (`initial_weights` has the layout)."""
+    if spec.head in ACTOR_HEADS:
+        return num_all_weights(spec, spaces)
     if spec.head == "q":
         heads = num_head_weights(spec, q_shapes(spec, spaces, obs_size(spaces)))
         return heads + 2 * num_statistics(spec, spaces)
@@ -57,7 +60,8 @@ def initial_weights(
     and 1 in the critic's; biases are zero. Layout: for actor then critic, for each layer: the weight
     of shape (out, in) in C order, then the bias (out,); behind the actor's layers the log standard
     deviations of Box actions; at the end mean and variance of normalized observations. With head "q" there is no
-    actor and no critic: `initial_heads` has the layout of what stands in their place.
+    actor and no critic: `initial_heads` has the layout of what stands in their place. Soft and deterministic actors
+    begin otherwise: `flowrl.rl.actor_shapes.initial_actor_and_critics`.
 
     Raises:
         ValueError: for a model of the user's own, with images or recurrent, which initializes itself.
@@ -67,6 +71,8 @@ def initial_weights(
             f"initial_weights is for the default model without images or memory; the model of {spec} for "
             f"{spaces.observation} initializes itself when Policy builds it"
         )
+    if spec.head in ACTOR_HEADS:
+        return initial_actor_and_critics(spec, spaces, seed)
     rng = np.random.default_rng(seed)
     statistics = num_statistics(spec, spaces)
     normal = [np.zeros(statistics, np.float32), np.ones(statistics, np.float32)]

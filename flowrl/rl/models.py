@@ -14,7 +14,7 @@ from flowrl.rl.actions import ActionLayout
 from flowrl.rl.encoders import Encoder
 from flowrl.rl.initial import ACTOR_GAIN, CRITIC_GAIN, HIDDEN_GAIN, orthogonal
 from flowrl.rl.observations import ObsLayout
-from flowrl.rl.spec import PolicySpec, Spaces
+from flowrl.rl.spec import ACTOR_HEADS, PolicySpec, Spaces
 from flowrl.rl.torch_state import global_generator
 from flowrl.rl.towers import ACTIVATIONS, Layers, Towers
 
@@ -109,8 +109,10 @@ def build_module(spec: PolicySpec, spaces: Spaces, seed: np.random.SeedSequence)
     that workers run in NumPy has its parameters unset: `initial_weights` gives them.
 
     Raises:
-        TypeError: `spec.model` returned something else than a torch.nn.Module.
+        TypeError: `spec.model` returned something else than a torch.nn.Module, or not what its head needs.
     """
+    from flowrl.rl.critics import default_module, of_users_module
+
     if spec.model is not None:
         with global_generator(seed):
             module = spec.model(spaces.observation, spaces.action)
@@ -118,7 +120,9 @@ def build_module(spec: PolicySpec, spaces: Spaces, seed: np.random.SeedSequence)
             raise TypeError(
                 f"PolicySpec.model must return a torch.nn.Module, {spec.model!r} returned {type(module).__name__}"
             )
-        return module
+        return of_users_module(spec, module) if spec.head in ACTOR_HEADS else module
+    if spec.head in ACTOR_HEADS:
+        return default_module(spec, spaces, seed)
     if spec.head == "q":
         from flowrl.rl.q_models import QNetwork
 

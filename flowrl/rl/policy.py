@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flowrl.rl.actions import ActionLayout
 from flowrl.rl.encoding import num_numbers
-from flowrl.rl.flat import FlatModule, evaluating
+from flowrl.rl.flat import evaluating
 from flowrl.rl.heads import PolicyOut, State, head_of
 from flowrl.rl.initial import initial_weights
 from flowrl.rl.models import ActorCritic, build_module
@@ -22,18 +22,20 @@ from flowrl.rl.observations import MASK, ObsLayout
 from flowrl.rl.sequences import STARTS, SequenceBatch
 from flowrl.rl.spaces import check_policy, runs_in_numpy
 from flowrl.rl.spec import PolicySpec, Spaces
+from flowrl.rl.with_critics import WithCritics
 
 NOISE = 0x6E6F697365  # the stream of the noise of layers, below the seed of the weights
 Float32 = npt.NDArray[np.float32]
 TensorObs = Tensor | dict[str, Tensor]
 
 
-class Policy(FlatModule):
+class Policy(WithCritics):
     """A policy over its spaces: `act`, `forward`, `target`, and all its weights as one flat float32 vector.
 
     The flat vector holds the module's parameters in order, its float buffers, and mean and variance of normalized
     observations; the parameters are views into it. For the default model that is actor then critic, layer by layer,
-    weight (out, in) and bias, behind the actor's layers any log standard deviations.
+    weight (out, in) and bias, behind the actor's layers any log standard deviations; of a soft or deterministic actor
+    the actor, all critics, and the temperature. Such a one's `values` are NaN: `q_values` values actions.
     Initial weights follow from the seed alone and no global generator is touched.
 
     Raises:
@@ -47,7 +49,7 @@ class Policy(FlatModule):
         self.spec = spec
         self.spaces = spaces
         self.layout = ObsLayout.of(spaces.observation)
-        self.actions = ActionLayout.of(spaces.action, squash=spec.squash)
+        self.actions = ActionLayout.for_policy(spec, spaces.action)
         self.head = head_of(spec, self.actions)
         normalizes = spec.normalize_obs and num_numbers(self.layout) > 0
         self._adopt(build_module(spec, spaces, sequence), ObsStatistics(self.layout) if normalizes else None)
@@ -178,7 +180,7 @@ class Policy(FlatModule):
     def outputs(self, obs: TensorObs) -> tuple[Tensor, ...]:
         """The network's outputs for observations (B, ...), as `head` reads them: what `run` makes its answer of."""
         first = obs if isinstance(obs, Tensor) else next(iter(obs.values()))
-        return self.head.checked(self._network(self._normalized(obs)), (len(first),))
+        return self.head.checked(self._network(self.normalized(obs)), (len(first),))
 
     def run_sequence(self, obs: TensorObs, mask: Tensor | None, state: State, starts_TN: Tensor) -> PolicyOut:
         """Distribution, values and last state of a recurrent policy over observations (T, N, ...)."""
@@ -195,10 +197,9 @@ class Policy(FlatModule):
         out = self.run_sequence(below or steps["obs"], steps.get(MASK), dict(batch.initial), steps[STARTS])
         return self.head.rows(out, batch.valid_TN)
 
-    def _normalized(self, obs: TensorObs) -> TensorObs:
-        return obs if self.statistics is None else self.statistics(obs)
-
     def _network(self, obs: TensorObs) -> Any:
+        if self.has_critics:
+            return self._actor_outputs(obs)
         if self._towers is not None and all(parameter.requires_grad for parameter in self.parameters):
             return cast("ActorCritic", self.module).from_flat(self._leaf, self._towers, obs)
         return self.module(obs)
@@ -220,6 +221,12 @@ class Policy(FlatModule):
         if self._target is None:
             self._target = self._copy()
         return self._target
+
+    def target_params(self, obs: TensorObs) -> Tensor:
+        """The outputs (B, P) of the target's actor for observations (B, ...), normalized by this policy's statistics."""
+        first = obs if isinstance(obs, Tensor) else next(iter(obs.values()))
+        outputs = self.target._actor_outputs(self.normalized(obs))
+        return self.head.checked(outputs, (len(first),))[0]
 
     @property
     def has_target(self) -> bool:
