@@ -12,6 +12,7 @@ from flowrl.rl.actions import ActionLayout
 from flowrl.rl.masks import Mask, masked
 from flowrl.rl.numpy_distributions import GreedySampler, Sampler, sampler_of
 from flowrl.rl.observations import Obs, num_rows
+from flowrl.rl.spaces import check_policy
 from flowrl.rl.spec import ACTOR_HEADS, PolicySpec, Spaces
 
 Array = npt.NDArray[Any]
@@ -25,6 +26,7 @@ class Acting:
     size: int
 
     def __init__(self, spec: PolicySpec, spaces: Spaces):
+        check_policy(spec, spaces)
         self.actions = ActionLayout.for_policy(spec, spaces.action)
         self.greedy = spec.head == "q"
         self.judges = spec.head not in ACTOR_HEADS
