@@ -122,7 +122,7 @@ def _columns(drawn: Described) -> list[str]:
     except GraphError as error:
         return _wrapped(f"error: {clean(str(error))}")
     for node in drawn.nodes:
-        if isinstance(node, graph.Gather):
+        if isinstance(node, graph.Gather | graph.Replay):
             columns = known[node]
             told = "not known before the run" if columns is None else ", ".join(sorted(columns)) or "none"
             lines.append(f"{drawn.names[node]}: {clean(told)}")

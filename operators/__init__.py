@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from flowrl.operators.batching import ConcatBatches
     from flowrl.operators.evaluation import EvaluateEvery
     from flowrl.operators.policies import SelectPolicies
+    from flowrl.operators.replay import Replay, StoreToReplay, UpdatePriorities, WaitUntil
     from flowrl.operators.reporting import ReportMetrics, Summary
     from flowrl.operators.rewards import ShareRewardMoments
     from flowrl.operators.rollouts import ParallelRollouts
@@ -30,6 +31,7 @@ else:
             "batching": ("ConcatBatches",),
             "evaluation": ("EvaluateEvery",),
             "policies": ("SelectPolicies",),
+            "replay": ("Replay", "StoreToReplay", "UpdatePriorities", "WaitUntil"),
             "reporting": ("ReportMetrics", "Summary"),
             "rewards": ("ShareRewardMoments",),
             "rollouts": ("ParallelRollouts",),
@@ -45,12 +47,16 @@ __all__ = [
     "ConcatBatches",
     "EvaluateEvery",
     "ParallelRollouts",
+    "Replay",
     "ReportMetrics",
     "SelectPolicies",
     "SendWeights",
     "ShareRewardMoments",
     "Standardize",
+    "StoreToReplay",
     "Summary",
     "TrainOneStep",
     "Union",
+    "UpdatePriorities",
+    "WaitUntil",
 ]
