@@ -94,6 +94,16 @@ class ActionLayout:
         """How many numbers one stored action holds."""
         return math.prod(self.shape)
 
+    @property
+    def bounded(self) -> bool:
+        """Whether actions are numbers between bounds, so that they can be drawn uniformly."""
+        return self.squash or self.kind == "scaled_box"
+
+    def uniform(self, rng: np.random.Generator, leading: tuple[int, ...]) -> Array:
+        """Stored actions (*leading, *shape) that are uniform between the bounds, of a layout that is `bounded`."""
+        scaled = rng.uniform(-1.0, 1.0, (*leading, *self.shape))
+        return np.asarray(np.arctanh(scaled) if self.squash else scaled, np.float32)
+
     def to_env(self, actions: Array) -> Array:
         """Stored actions (..., *shape) as the environment takes them: start added; or squashed, scaled and clipped.
 

@@ -65,21 +65,12 @@ def columns_of(
     Raises:
         FloatingPointError: the policy's outputs or values are not finite.
     """
-    logp_TN, values_SN = unroll.finish(fragment.obs_SN, last_mask_N)
-    final_obs = fragment.final_obs()
-    places = [(t, n) for t, n, _ in fragment.finals]
     final_masks = np.stack(fragment.final_masks) if fragment.final_masks else None
-    final_values = None if final_obs is None else unroll.final_values(final_obs, places, final_masks)
-    columns = {
-        **fragment.columns(),
-        "actions": unroll.actions_TN,
-        "logp": logp_TN,
-        "values": values_SN[:-1],
-        "next_values": fragment.following(values_SN, final_values),
-    }
-    q_taken_TN = unroll.q_taken()
-    if q_taken_TN is not None:
-        columns["q_taken"] = q_taken_TN
+    columns = {**fragment.columns(), "actions": unroll.actions_TN}
+    if unroll.judges:
+        columns |= _judgements(fragment, unroll, last_mask_N, final_masks)
+    else:
+        unroll.check()
     if unroll.masks_TN is not None:
         columns[MASK] = unroll.masks_TN
         if next_obs and last_mask_N is not None:
@@ -91,3 +82,17 @@ def columns_of(
     if next_obs:
         columns |= fragment.layout.columns("next_obs", fragment.following_obs())
     return columns
+
+
+def _judgements(
+    fragment: Fragment, unroll: Unroll, last_mask_N: Mask | None, final_masks: Mask | None
+) -> dict[str, npt.NDArray[Any]]:
+    """The columns of log-probabilities and values (T, N)."""
+    logp_TN, values_SN = unroll.finish(fragment.obs_SN, last_mask_N)
+    final_obs = fragment.final_obs()
+    places = [(t, n) for t, n, _ in fragment.finals]
+    final_values = None if final_obs is None else unroll.final_values(final_obs, places, final_masks)
+    following_TN = fragment.following(values_SN, final_values)
+    columns = {"logp": logp_TN, "values": values_SN[:-1], "next_values": following_TN}
+    q_taken_TN = unroll.q_taken()
+    return columns if q_taken_TN is None else {**columns, "q_taken": q_taken_TN}

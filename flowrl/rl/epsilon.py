@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.rl.actions import ActionLayout
-from flowrl.rl.spec import Spaces
+from flowrl.rl.inference import Inference
 
 Epsilon = float | npt.NDArray[np.float64]
 
 
-def checked_epsilon(value: npt.ArrayLike, num_envs: int, spaces: Spaces) -> Epsilon:
+def checked_epsilon(value: npt.ArrayLike, num_envs: int, net: Inference) -> Epsilon:
     """The number, or the numbers (N,) as an array of their own.
 
     Raises:
-        ValueError: one is outside 0..1, they are neither one nor N, or the actions are not Discrete.
+        ValueError: one is outside 0..1, they are neither one nor N, or the actions are not Discrete, nor a soft or
+            deterministic actor's.
     """
     array = np.array(value, np.float64)
     if array.shape not in ((), (num_envs,)):
@@ -28,13 +28,16 @@ def checked_epsilon(value: npt.ArrayLike, num_envs: int, spaces: Spaces) -> Epsi
     wrong = ~((array >= 0.0) & (array <= 1.0))
     if wrong.any():
         raise ValueError(f"epsilon is a probability, from 0 to 1, got {float(array[wrong].flat[0])}")
-    if array.any() and ActionLayout.of(spaces.action).kind != "discrete":
-        raise ValueError(f"epsilon mixes in uniform actions, which are for Discrete spaces, not {spaces.action}")
+    if array.any() and net.actions.kind != "discrete" and (net.judges or not net.actions.bounded):
+        raise ValueError(
+            f"epsilon mixes in uniform actions, which are for Discrete spaces, not for {net.actions.kind} actions, "
+            "or else for soft and deterministic actors"
+        )
     return array if array.ndim else float(array)
 
 
-def restored_epsilon(value: Any, num_envs: int, spaces: Spaces) -> Epsilon:
+def restored_epsilon(value: Any, num_envs: int, net: Inference) -> Epsilon:
     """The ε of a saved state; the mean of its numbers where there were other than N environments then."""
     array = np.array(value, np.float64)
     kept = array if array.shape in ((), (num_envs,)) else array.mean()
-    return checked_epsilon(kept, num_envs, spaces)
+    return checked_epsilon(kept, num_envs, net)

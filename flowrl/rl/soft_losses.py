@@ -31,6 +31,7 @@ class SACLoss:
     target_entropy: H̄, to which α drives the entropy. None: −D for D numbers of a Box action, and for A Discrete actions
         `discrete_target` · log A.
     discrete_target: which share of the greatest entropy of Discrete actions is aimed at.
+    learn_temperature: False keeps α as it is.
 
     `noise` and `next_noise` (B, D) are standard normal numbers by which Box actions are drawn for `obs` and `next_obs`.
     `discounts` are γ^k, 0 where the episode terminated. `weights` weigh the rows of the critics' loss, where there are
@@ -39,6 +40,7 @@ class SACLoss:
 
     target_entropy: float | None = None
     discrete_target: float = 0.98
+    learn_temperature: bool = True
 
     def __post_init__(self) -> None:
         if self.target_entropy is not None and not math.isfinite(self.target_entropy):
@@ -54,9 +56,11 @@ class SACLoss:
     def __call__(self, net: Policy, batch: TensorBatch, now: Progress) -> LossOut:
         """The sum of the three losses over the rows of a batch."""
         critic, actor = self.critic(net, batch, now), self.actor(net, batch, now)
-        temperature = self.temperature(net, float(actor.metrics["entropy"]))
-        metrics = {**critic.metrics, **actor.metrics, **temperature.metrics}
-        return LossOut(critic.loss + actor.loss + temperature.loss, metrics, critic.per_row)
+        loss, metrics = critic.loss + actor.loss, {**critic.metrics, **actor.metrics}
+        if self.learn_temperature:
+            temperature = self.temperature(net, float(actor.metrics["entropy"]))
+            loss, metrics = loss + temperature.loss, {**metrics, **temperature.metrics}
+        return LossOut(loss, metrics, critic.per_row)
 
     def critic(self, net: Policy, batch: TensorBatch, now: Progress) -> LossOut:
         """½ Σ_k mean((Q_k(s, a) − y)²), y = r + γ (min_k Q'_k(s', a') − α log π(a'|s')), a' of the present actor."""
@@ -115,7 +119,7 @@ class SACLoss:
 
 
 def critic_loss(q_KB: Tensor, target_B: Tensor, batch: TensorBatch, scale: float) -> LossOut:
-    """scale · Σ_k mean(w (Q_k − y)²) with the rows' `weights`, if any; per_row["priorities"] is the mean |δ| of the K."""
+    """scale · Σ_k mean(w (Q_k − y)²) with the rows' `weights`, if any; per_row["priorities"]: the mean |δ|."""
     error_KB = q_KB - target_B
     square_KB = error_KB.square()
     if "weights" in batch:
@@ -127,7 +131,7 @@ def critic_loss(q_KB: Tensor, target_B: Tensor, batch: TensorBatch, scale: float
 
 
 def squashed_sample(params_B2D: Tensor, noise_BD: Tensor) -> tuple[Tensor, Tensor]:
-    """Actions (B, D) between −1 and 1 and their log-densities (B,): tanh u, u = μ + σ·noise (1801.01290, appendix C)."""
+    """Actions (B, D) from −1 to 1 and their log-densities (B,): tanh u, u = μ + σ·noise (1801.01290, appendix C)."""
     mean_BD, log_std_BD = params_B2D.chunk(2, 1)
     u_BD = torch.addcmul(mean_BD, log_std_BD.exp(), noise_BD)
     # log N(u) − log tanh'(u), with log tanh'(u) = 2 (log 2 − u − softplus(−2u)) without cancellation at large |u|

@@ -15,7 +15,7 @@ ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu}
 # d loss / d input from d loss / d output and the output
 ACTIVATION_BACKWARDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "tanh": torch.ops.aten.tanh_backward.default,
-    "relu": lambda gradient, output: gradient * (output > 0),
+    "relu": lambda gradient, output: torch.ops.aten.threshold_backward.default(gradient, output, 0),
 }
 
 
@@ -54,20 +54,22 @@ class Towers(torch.autograd.Function):
     def backward(ctx: Any, *doutputs: Tensor) -> tuple[Tensor | None, ...]:
         activation_backward = ACTIVATION_BACKWARDS[ctx.activation]
         inputs = list(ctx.saved_tensors)
-        parts, dx = [], None  # parts from the last parameter to the first
+        trained, dx = ctx.needs_input_grad[0], None
+        parts: list[Tensor] = []  # from the last parameter to the first
         for layers, gap, doutput in zip(reversed(ctx.towers), reversed(ctx.gaps), reversed(doutputs), strict=True):
             d = doutput
-            if gap:
+            if gap and trained:
                 parts.append(d.new_zeros(gap))
             for place in range(len(layers) - 1, -1, -1):
                 h = inputs.pop()
-                parts += [d.sum(0), d.t().mm(h).view(-1)]
+                if trained:
+                    parts += [d.sum(0), d.t().mm(h).view(-1)]
                 if place:
                     d = activation_backward(d.mm(layers[place][0]), h)
             if ctx.needs_input_grad[1]:
                 dx_tower = d.mm(layers[0][0])
                 dx = dx_tower if dx is None else dx + dx_tower
-        return torch.cat(parts[::-1]), dx, None, None, None
+        return torch.cat(parts[::-1]) if trained else None, dx, None, None, None
 
 
 def forward_only(x_BF: Tensor, towers: tuple[Layers, ...], activation: str) -> tuple[Tensor, ...]:

@@ -19,9 +19,9 @@ class Unroll:
 
     The noise is drawn beforehand and the probabilities are computed once for the whole fragment:
     between two steps of the environment only a forward pass and a pick remain.
-    `epsilon`, a number or one an environment (N,), mixes in uniform actions (Discrete ones), valid ones where there
-    are masks; log-probabilities are then those of the mixture. `state` is what a policy with memory begins with;
-    `state_SN` has it before every step and at the end.
+    `epsilon`, a number or one an environment (N,), mixes in uniform actions (Discrete ones, and those of a policy that
+    does not judge), valid ones where there are masks; log-probabilities are then those of the mixture. `state` is what
+    a policy with memory begins with; `state_SN` has it before every step and at the end.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Unroll:
         epsilon: float | Floats64 = 0.0,
         state: State | None = None,
     ):
-        layout = net.actions
+        layout, self.judges = net.actions, net.judges
         net.resample(rng)
         self.actions_TN: Array = np.empty((steps, num_envs, *layout.shape), layout.dtype)
         self.masks_TN: Mask | None = None
@@ -52,7 +52,11 @@ class Unroll:
                 h_SN[0] = state[name]
         if self._explores:
             self._explore = rng.random((steps, num_envs)) < epsilon
-            self._uniform = rng.random((steps, num_envs, self._count), np.float32)
+            if layout.bounded:
+                self._explore = self._explore.reshape(steps, num_envs, *(1 for _ in layout.shape))
+                self._uniform = layout.uniform(rng, (steps, num_envs))
+            else:
+                self._uniform = rng.random((steps, num_envs, self._count), np.float32)
 
     def act(self, t: int, obs_N: Obs, mask_N: Mask | None = None, starts_N: Bools | None = None) -> Array:
         """The actions (N, ...) of step t; rows of `actions_TN`.
@@ -74,7 +78,8 @@ class Unroll:
             self._values_known = True
         if self._explores:
             uniform = self._uniform[t] if mask_N is None else np.where(mask_N, self._uniform[t], -1)
-            np.copyto(actions, uniform.argmax(-1), where=self._explore[t])
+            drawn = uniform if self._net.actions.bounded else uniform.argmax(-1)
+            np.copyto(actions, drawn, where=self._explore[t])
         return actions
 
     def _step(self, t: int, obs_N: Obs, starts_N: Bools | None) -> tuple[Floats, Floats]:
@@ -85,13 +90,21 @@ class Unroll:
             self.state_SN[name][t + 1] = h_N
         return params, values
 
+    def check(self) -> None:
+        """Nothing, if the policy's outputs are finite.
+
+        Raises:
+            FloatingPointError: names step and environment.
+        """
+        check_finite("logits", self._params)
+
     def finish(self, obs_SN: Obs, mask_N: Mask | None = None) -> tuple[Floats, Floats]:
         """Log-probabilities (T, N) and values (T + 1, N) of all T + 1 observations; `mask_N` is the last one's.
 
         Raises:
             FloatingPointError: the outputs or values are not finite; names step and environment.
         """
-        check_finite("logits", self._params)
+        self.check()
         logp_TN = self._net.sampler.logp(self._params, self.actions_TN)
         if self._explores:
             count = self._count if self.masks_TN is None else self.masks_TN.sum(-1)

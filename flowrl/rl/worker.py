@@ -23,7 +23,7 @@ from flowrl.rl.fragment import Fragment, Running
 from flowrl.rl.inference import Inference, make_inference
 from flowrl.rl.normalize import RewardScaling, RunningMoments
 from flowrl.rl.observations import Obs, map_arrays
-from flowrl.rl.spec import PolicySpec, Spaces
+from flowrl.rl.spec import ACTOR_HEADS, PolicySpec, Spaces
 from flowrl.rl.unroll import Unroll
 from flowrl.rl.vector import VectorSource, child
 from flowrl.rl.view import View
@@ -101,6 +101,7 @@ class RolloutWorker:
         columns = COLUMNS | {"next_obs"} if given.get("next_obs", False) else COLUMNS
         spec = given.get("policy", PolicySpec())
         memory = {"starts", "state"} if spec.recurrent else set()
+        columns = columns - {"logp", "values", "next_values"} if spec.head in ACTOR_HEADS else columns
         return columns | memory | ({"q_taken"} if spec.head == "q" else set())
 
     # experience
@@ -110,10 +111,11 @@ class RolloutWorker:
         Columns: obs, actions (indices 0..A-1, whatever `Discrete.start`), rewards (normalized and clipped
         as asked for), terminated, truncated, valid, logp (of the mixture with uniform actions if epsilon is
         not 0), values, next_values (of the state that followed: at an episode's end V of the final
-        observation), and next_obs if asked for. With head "q" values are the greatest Q, and q_taken the action's.
-        Action masks are action_mask, and next_action_mask beside next_obs. Metrics: episode_return and
-        episode_length of the episodes that ended, raw, and their number; frames, where a step takes several;
-        reward_moments, where rewards are normalized. The version is the weights', env_steps counts valid rows.
+        observation), and next_obs if asked for. With head "q" values are the greatest Q, and q_taken the action's;
+        soft and deterministic actors have neither logp nor values. Action masks are action_mask, and next_action_mask
+        beside next_obs. Metrics: episode_return and episode_length of the episodes that ended, raw, and their number;
+        frames, where a step takes several; reward_moments, where rewards are normalized. The version is the weights',
+        env_steps counts valid rows.
 
         Raises:
             FloatingPointError: a reward, an observation or the policy's output is not finite.
@@ -205,7 +207,7 @@ class RolloutWorker:
             ValueError: outside 0..1, another length, an unknown policy, or actions that are not Discrete.
         """
         self._check_policy(policy)
-        self._epsilon = checked_epsilon(value, self._num_envs, self._source.spaces)
+        self._epsilon = checked_epsilon(value, self._num_envs, self._net)
 
     def set_reward_moments(self, count: float, mean: float, m2: float) -> None:
         """Takes the moments of the whole run's discounted returns, by which rewards are normalized from now on."""
@@ -269,7 +271,7 @@ class RolloutWorker:
         self.set_weights(np.asarray(state["weights"]), int(state["version"]))
         self._rng.bit_generator.state = state["rng"]
         self._epsilon, self._steps_taken = (
-            restored_epsilon(state["epsilon"], self._num_envs, self._source.spaces),
+            restored_epsilon(state["epsilon"], self._num_envs, self._net),
             int(state["steps_taken"]),
         )
         self._rewards.set_state(state["rewards"])
