@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -98,6 +98,12 @@ class FlatModule:
         if self.statistics is not None:
             self.statistics.set_exact(buffers)
 
+    def copy_other_buffers(self, source: FlatModule) -> None:
+        """Takes over what is no part of the flat vector from a module of the same kind."""
+        buffers = _integer_buffers(self.module)
+        if buffers or self.statistics is not None:
+            self.set_other_buffers(source.other_buffers())
+
 
 class evaluating:  # noqa: N801  (a context manager, used like a function)
     """The module in evaluation mode, and afterwards in the mode it was in."""
@@ -143,5 +149,5 @@ def _span(module: nn.Module, group: str) -> slice:
     return slice(spans[0][0], spans[-1][1])
 
 
-def _integer_buffers(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
+def _integer_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, buffer) for name, buffer in module.named_buffers() if not buffer.is_floating_point()]

@@ -215,6 +215,14 @@ class Policy(WithCritics):
             if draw is not None:
                 draw(rng)
 
+    def noise_state(self) -> dict[str, Any]:
+        """The state of the generator that `resample` draws from."""
+        return dict(self._noise_rng.bit_generator.state)
+
+    def set_noise_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a state."""
+        self._noise_rng.bit_generator.state = state
+
     @property
     def target(self) -> Policy:
         """A copy of this policy, buffers too, as it stood when it was first asked for; made then."""
@@ -223,7 +231,7 @@ class Policy(WithCritics):
         return self._target
 
     def target_params(self, obs: TensorObs) -> Tensor:
-        """The outputs (B, P) of the target's actor for observations (B, ...), normalized by this policy's statistics."""
+        """The outputs (B, P) of the target's actor for observations (B, ...), which this policy normalizes."""
         first = obs if isinstance(obs, Tensor) else next(iter(obs.values()))
         outputs = self.target._actor_outputs(self.normalized(obs))
         return self.head.checked(outputs, (len(first),))[0]

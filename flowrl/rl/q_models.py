@@ -40,7 +40,7 @@ class QHeads(nn.Module):
         towers = self._layers(flat.detach()) if noisy else self._own_layers()
         if not torch.is_grad_enabled():
             return forward_only(x_BF, towers, self._activation)
-        return Towers.apply(flat, x_BF, towers, (0,) * len(towers), self._activation)  # type: ignore[no-any-return]
+        return Towers.apply(flat, x_BF, towers, (0,) * len(towers), self._activation)
 
     def _own_layers(self) -> tuple[Layers, ...]:
         # Views of the parameter's memory, which a policy moves once, when it becomes part of its flat vector.
