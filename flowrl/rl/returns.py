@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flowrl.batch import Batch
+from flowrl.numbers import check_whole
+
 Float32 = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
 
@@ -55,6 +58,47 @@ def gae(
         advantages_TN[t] = advantage_N
     returns_TN = advantages_TN + values_TN
     return advantages_TN.astype(np.float32), returns_TN.astype(np.float32)
+
+
+def n_step(batch: Batch, *, discount: float, n: int) -> Batch:
+    """The batch as n-step rows, over one complete time-major batch (T, N); its shape stays.
+
+    Of row t, with k ≤ n steps from t up to the first that ended its episode, or the last that there is,
+
+        rewards_t = Σ_{i<k} discount^i · r_{t+i}        discounts_t = discount^k, 0 if step t+k-1 terminated
+
+    and `terminated`, `truncated`, `next_obs` and every other column named `next_…` are those of step t+k-1: a truncated
+    episode bootstraps from its final observation. The rest stays row t's. An invalid row (a reset that is no
+    transition) ends the sums before it, and stays as it is. Sums are carried in float64.
+
+    Raises:
+        ValueError: the batch is not time-major, n is below 1, or discount outside [0, 1].
+    """
+    check_whole("n", n)
+    check_fractions(discount=discount)
+    if not batch.time_major:
+        raise ValueError(f"n_step needs a time-major batch (T, N), got {batch!r}")
+    rewards_TN = batch["rewards"].astype(np.float64)
+    valid_TN = batch.valid
+    goes_on_TN = valid_TN & ~(batch["terminated"].astype(np.bool_) | batch["truncated"].astype(np.bool_))
+    sums_TN, steps_TN = rewards_TN.copy(), np.ones(rewards_TN.shape, np.intp)
+    open_TN = goes_on_TN
+    for i in range(1, min(n, len(rewards_TN))):
+        open_TN = open_TN[: len(rewards_TN) - i] & valid_TN[i:]
+        if not open_TN.any():
+            break
+        sums_TN[:-i] += np.where(open_TN, discount**i * rewards_TN[i:], 0.0)
+        steps_TN[:-i] += open_TN
+        open_TN = open_TN & goes_on_TN[i:]
+    columns = dict(batch)
+    if (steps_TN > 1).any():
+        last_TN = np.arange(len(rewards_TN))[:, None] + steps_TN - 1
+        envs_N = np.arange(rewards_TN.shape[1])
+        followed = [name for name in batch if name.startswith("next_") or name in ("terminated", "truncated")]
+        columns |= {name: batch[name][last_TN, envs_N] for name in followed}
+        columns["rewards"] = sums_TN.astype(batch["rewards"].dtype)
+    discounts_TN = np.where(columns["terminated"], 0.0, float(discount) ** steps_TN)
+    return Batch({**columns, "discounts": discounts_TN.astype(np.float32)}, time_major=True)
 
 
 def check_fractions(**fractions: float) -> None:
