@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from flowrl.metrics import Sum
 from flowrl.numbers import check_finite, check_whole
 from flowrl.pacing import Pacing
 from flowrl.ref import Answer
+from flowrl.rl.replay.memory import Memory
 from flowrl.rl.replay.rows import PRIORITIES, SLOTS, WEIGHTS, check_batch, columns_to_store
 from flowrl.rl.replay.sumtree import SumTree
 from flowrl.rl.replay.table import Table
@@ -29,9 +31,15 @@ class ReplayShard:
         prioritized: whether rows are drawn in proportion to (|priority| + 1e-6)^alpha, else uniformly.
         alpha: how much priorities count.
         beta: how far `weights` make up for the uneven draw, unless `sample` is told otherwise.
+        frame_stack: how many frames an observation is a stack of, along its first axis: each is stored once; None: as
+            the first batch shows, 1: none.
+        memory_map: a folder in which the columns lie as files instead of in memory.
         min_size, samples_per_insert, error_buffer: the pacing of the whole group (`flowrl.pacing.Pacing`).
         index, count: which shard of how many; the engine gives them.
         seed: of its draws (a SeedSequence is taken as this shard's own stream, an integer is combined with `index`).
+
+    Observations of 64 bytes or more are stored once: as `obs`, as the `next_obs` of earlier rows, and in the stacks
+    that follow. The first batch says columns, dtypes and row shapes; MemoryError if the full shard would not fit.
 
     Raises:
         ValueError: a number is out of range; names it.
@@ -46,6 +54,8 @@ class ReplayShard:
         prioritized: bool = False,
         alpha: float = 0.6,
         beta: float = 0.4,
+        frame_stack: int | None = None,
+        memory_map: str | os.PathLike[str] | None = None,
         min_size: int = 1,
         samples_per_insert: float | None = None,
         error_buffer: float | None = None,
@@ -67,8 +77,16 @@ class ReplayShard:
         self._capacity, self._alpha, self._beta = int(capacity), float(alpha), float(beta)
         stream = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed, spawn_key=(index,))
         self._rng = np.random.default_rng(stream)
-        self._table = Table(self._capacity)
+        if frame_stack is not None:
+            check_whole("frame_stack", frame_stack)
         self._tree = SumTree(self._capacity) if prioritized else None
+        self._table = Table(
+            self._capacity,
+            Memory(memory_map, f"replay-{index}"),
+            frame_stack=frame_stack,
+            alone=count == 1,
+            extra={} if self._tree is None else {"priorities": self._tree.nbytes},
+        )
 
     @classmethod
     def pacing(cls, *args: Any, **kwargs: Any) -> Pacing:
@@ -79,6 +97,11 @@ class ReplayShard:
 
     def __len__(self) -> int:
         return self._table.size
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of what is stored, those of rows yet to come included; of the columns 0 before the first batch."""
+        return self._table.nbytes + (0 if self._tree is None else self._tree.nbytes)
 
     @property
     def mass(self) -> float:
@@ -96,16 +119,14 @@ class ReplayShard:
         """
         batch = check_batch(batch)
         columns = columns_to_store(batch)
-        valid = batch.get("valid")
-        keep = None if valid is None or valid.all() else np.flatnonzero(valid)
-        masses = self._masses_of(batch, priorities, keep)
+        masses = self._masses_of(batch, priorities)
         first = self._table.head
-        count = self._table.write(batch, columns, keep)
+        count = self._table.write(batch, columns)
         if self._tree is not None and count:
             self._mark(first, count, masses)
         return count
 
-    def _masses_of(self, batch: Batch, priorities: npt.ArrayLike | None, keep: Any) -> npt.NDArray[np.float64] | None:
+    def _masses_of(self, batch: Batch, priorities: npt.ArrayLike | None) -> npt.NDArray[np.float64] | None:
         if priorities is None:
             priorities = batch.get(PRIORITIES)
         if priorities is None or self._tree is None:
@@ -113,8 +134,7 @@ class ReplayShard:
         given = np.asarray(priorities)
         if given.shape != batch.leading:
             raise ValueError(f"priorities must have the shape {batch.leading} of the batch's rows, got {given.shape}")
-        given = given.reshape(-1)
-        return self._mass(given if keep is None else given[keep])
+        return self._mass(given[batch.valid])
 
     def _mass(self, priorities: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         masses = np.abs(priorities, dtype=np.float64)
@@ -192,7 +212,7 @@ class ReplayShard:
     def store(self, batch: Batch | MultiAgentBatch) -> Answer[None]:
         """`add` for a graph: says `inserted`, and the `size` and `mass` of the shard."""
         inserted = self.add(batch)  # type: ignore[arg-type]  # add refuses the other
-        return Answer(None, {"inserted": Sum(inserted), **self._holds()})
+        return Answer(None, {"inserted": Sum(inserted), **self._holds(), "nbytes": self.nbytes})
 
     def draw(
         self,

@@ -37,6 +37,11 @@ class SumTree:
         return self._levels[0][: self.capacity]
 
     @property
+    def nbytes(self) -> int:
+        """The bytes of masses and sums."""
+        return sum(array.nbytes for array in (*self._levels, self._top, self._running))
+
+    @property
     def total(self) -> float:
         """The sum of all masses."""
         return float(self._refreshed()[-1])
