@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flowrl.rl.losses import LossOut
+from flowrl.rl.loss import LossOut
 from flowrl.rl.policy import Policy
 from flowrl.rl.soft_losses import COLUMNS, NEXT_NOISE, critic_loss
 from flowrl.rl.spec import Progress

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from flowrl.rl.losses import LossFunction, LossOut
+from flowrl.rl.loss import LossFunction, LossOut
 from flowrl.rl.policy import Policy
 from flowrl.rl.spec import Progress
 from flowrl.rl.tally import Tally

@@ -16,7 +16,7 @@ from flowrl.ref import Answer
 from flowrl.rl.descent import Descent, EarlyStop
 from flowrl.rl.gradients import finite_norm, gradient_of
 from flowrl.rl.in_training import InTraining
-from flowrl.rl.losses import Loss, LossFunction
+from flowrl.rl.loss import Loss, LossFunction
 from flowrl.rl.rows import Priorities, batch_of, minibatches, rows_of
 from flowrl.rl.schedules import Rate, check_rate, value_at
 from flowrl.rl.spec import PolicySpec, Progress

@@ -225,10 +225,16 @@ class Policy(WithCritics):
 
     @property
     def target(self) -> Policy:
-        """A copy of this policy, buffers too, as it stood when it was first asked for; made then."""
+        """A copy of this policy in evaluation mode, buffers too, as it stood when it was first asked for; made then."""
         if self._target is None:
             self._target = self._copy()
+            self._target.module.eval()
         return self._target
+
+    def outputs_of_target(self, obs: TensorObs) -> tuple[Tensor, ...]:
+        """The outputs of the target's network for observations (B, ...), which this policy normalizes."""
+        first = obs if isinstance(obs, Tensor) else next(iter(obs.values()))
+        return self.head.checked(self.target._network(self.normalized(obs)), (len(first),))
 
     def target_params(self, obs: TensorObs) -> Tensor:
         """The outputs (B, P) of the target's actor for observations (B, ...), which this policy normalizes."""

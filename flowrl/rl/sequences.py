@@ -60,7 +60,7 @@ class SequenceBatch(TensorBatch):
         return SequenceBatch(self.steps, self.initial, valid_TN, whole=whole)
 
     def minibatches(self, rows: int, order: Tensor | None) -> Iterator[SequenceBatch]:
-        """All sequences in the given order (None: as they stand), `rows` at a time; those without a valid row are not."""
+        """All sequences in the given order (None: as they stand), `rows` at a time, less those without a valid row."""
         for chosen in (torch.arange(self.size) if order is None else order).split(rows):
             yield from self._chosen(chosen, None)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flowrl.rl.distributions import LOG_2PI
-from flowrl.rl.losses import LossOut
+from flowrl.rl.loss import LossOut
 from flowrl.rl.observations import MASK, NEXT_MASK
 from flowrl.rl.policy import Policy
 from flowrl.rl.spec import Progress
