@@ -8,6 +8,7 @@ from flowrl.lazy import lazy_names
 
 if TYPE_CHECKING:
     from flowrl.rl import losses, returns, schedules
+    from flowrl.rl.actor_learner import SACLearner, TD3Learner
     from flowrl.rl.envs import EnvContext
     from flowrl.rl.evaluator import Evaluator
     from flowrl.rl.learner import Learner
@@ -21,6 +22,7 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "actor_learner": ("SACLearner", "TD3Learner"),
             "envs": ("EnvContext",),
             "evaluator": ("Evaluator",),
             "learner": ("Learner",),
@@ -46,6 +48,8 @@ __all__ = [
     "Progress",
     "ReplayShard",
     "RolloutWorker",
+    "SACLearner",
+    "TD3Learner",
     "losses",
     "returns",
     "schedules",

@@ -101,7 +101,7 @@ class ActionLayout:
 
     def uniform(self, rng: np.random.Generator, leading: tuple[int, ...]) -> Array:
         """Stored actions (*leading, *shape) that are uniform between the bounds, of a layout that is `bounded`."""
-        scaled = rng.uniform(-1.0, 1.0, (*leading, *self.shape))
+        scaled = rng.uniform(-INSIDE, INSIDE, (*leading, *self.shape))
         return np.asarray(np.arctanh(scaled) if self.squash else scaled, np.float32)
 
     def to_env(self, actions: Array) -> Array:
@@ -122,6 +122,7 @@ class ActionLayout:
         return np.asarray(actions + self.start, self.env_dtype)
 
 
+INSIDE = 1.0 - 1e-7  # tanh never quite reaches its bounds
 INT64, INT8, FLOAT32 = np.dtype(np.int64), np.dtype(np.int8), np.dtype(np.float32)
 
 

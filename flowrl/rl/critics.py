@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -13,10 +11,10 @@ from torch import Tensor, nn
 from flowrl.rl.actions import ActionLayout
 from flowrl.rl.actor_shapes import actor_shapes, critic_shapes
 from flowrl.rl.encoders import Encoder
+from flowrl.rl.ensemble import Ensemble
 from flowrl.rl.models import MLP, initialize
 from flowrl.rl.observations import ObsLayout
 from flowrl.rl.spec import PolicySpec, Spaces
-from flowrl.rl.towers import Layers
 
 Obs = Tensor | Mapping[str, Tensor]
 
@@ -81,19 +79,21 @@ class ActorAndCritics(nn.Module):
         """The actor's params (B, P)."""
         return self.actor(obs)
 
-    def towers(self) -> tuple[Layers, tuple[Layers, ...]] | None:
-        """Weights and biases of the actor and of each critic, layer by layer; None with images or a user's module."""
+    def ensembles(self) -> tuple[Ensemble, Ensemble] | None:
+        """The perceptrons of the actor and those of the critics; None with images or a module of a user's own."""
         if not isinstance(self.actor, Actor) or not isinstance(self.critics, Critics):
             return None
         if len(self.actor.encoder.images):
             return None
-        return _layers(self.actor.net), tuple(_layers(net) for net in self.critics.nets)
+        nets = [net.linears for net in self.critics.nets if isinstance(net, MLP)]
+        actor = Ensemble.of([self.actor.net.linears], self.actor.activation)
+        return actor, Ensemble.of(nets, self.critics.activation)
 
 
 def default_module(spec: PolicySpec, spaces: Spaces, seed: np.random.SeedSequence) -> ActorAndCritics:
     """The default model; its parameters are unset where workers run it in NumPy, else initialized from the seed."""
     module = ActorAndCritics(spec, Actor(spec, spaces), Critics(spec, spaces))
-    if module.towers() is None:
+    if module.ensembles() is None:
         rng = np.random.default_rng(seed)
         for part in (module.actor, module.critics):
             initialize(part.encoder, rng)  # type: ignore[arg-type]
@@ -130,10 +130,6 @@ def of_users_module(spec: PolicySpec, made: nn.Module) -> ActorAndCritics:
 
 def _perceptron(shapes: tuple[tuple[int, int], ...], spec: PolicySpec) -> MLP:
     return MLP((shapes[0][1], *(out for out, _ in shapes)), spec.activation)
-
-
-def _layers(net: Any) -> Layers:
-    return tuple((layer.weight.detach(), layer.bias.detach()) for layer in net.linears)
 
 
 def _fill(net: MLP, rng: np.random.Generator) -> None:

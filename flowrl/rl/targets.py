@@ -53,14 +53,17 @@ class TargetUpdates:
                 self.move(policy)
 
     def move(self, policy: Policy, tau: float = 1.0) -> None:
-        """target ← τ · policy + (1 − τ) · target for the parameters; buffers (statistics too) are copied."""
+        """target ← τ · policy + (1 − τ) · target for the parameters; buffers (statistics too) are copied.
+
+        A soft actor's target has use for its critics alone, so only those follow by a τ below 1.
+        """
         self._since = 0
         target = policy.target
         with torch.no_grad():
             if tau == 1.0:
                 target.flat.copy_(policy.flat)
             else:
-                target.flat_parameters.lerp_(policy.flat_parameters, tau)
+                target.flat[policy.followed].lerp_(policy.flat[policy.followed], tau)
                 target.flat[len(target.flat_parameters) :] = policy.flat[len(policy.flat_parameters) :]
         target.copy_other_buffers(policy)
 

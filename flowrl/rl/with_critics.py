@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from flowrl.rl.critics import ActorAndCritics, Critics
+from flowrl.rl.ensemble import Ensemble
 from flowrl.rl.flat import FlatModule, Float32
 from flowrl.rl.obs_statistics import ObsStatistics
-from flowrl.rl.towers import Layers, Towers, forward_only
 
 Obs = Tensor | dict[str, Tensor]
 
@@ -27,15 +27,19 @@ class WithCritics(FlatModule):
     def _adopt(self, module: nn.Module, statistics: ObsStatistics | None) -> None:
         super()._adopt(module, statistics)
         self._groups: dict[str, Tensor] = {}
-        self._actor_tower: Layers | None = None
-        self._critic_towers: tuple[Layers, ...] = ()
+        self._trained: dict[str, list[nn.Parameter]] = {}
+        self._actor_net: Ensemble | None = None
+        self._critic_nets: Ensemble | None = None
+        self._first_net: Ensemble | None = None
         if isinstance(module, ActorAndCritics):
             # Each group is one leaf of the graph, so that a loss of one group takes no gradient of another.
             names = [name for name, _ in module.named_children()]
             self._groups = {name: self.flat[self.span(name)].detach().requires_grad_() for name in names}
-            towers = module.towers()
-            if towers is not None:
-                self._actor_tower, self._critic_towers = towers
+            self._trained = {name: list(module.get_submodule(name).parameters()) for name in names}
+            ensembles = module.ensembles()
+            if ensembles is not None:
+                self._actor_net, self._critic_nets = ensembles
+                self._first_net = self._critic_nets.first()
 
     @property
     def has_critics(self) -> bool:
@@ -46,6 +50,11 @@ class WithCritics(FlatModule):
     def log_alpha(self) -> Tensor:
         """log α, a scalar with gradient, of a soft actor's temperature."""
         return cast(Any, self.module).temperature.log_alpha.squeeze(0)
+
+    @property
+    def followed(self) -> slice:
+        """The parameters that a target follows: all, but of a soft actor only the critics'."""
+        return self.span("critics" if "temperature" in self._groups else "all")
 
     def q_values(
         self, obs: Obs, actions_BD: Tensor | None = None, *, frozen: bool = False, of_target: bool = False
@@ -63,28 +72,21 @@ class WithCritics(FlatModule):
 
     def first_q(self, obs: Obs, actions_BD: Tensor) -> Tensor:
         """Q (B,) of the first critic, frozen: what a deterministic actor ascends."""
-        if not self._critic_towers:
+        if self._first_net is None:
             return self.q_values(obs, actions_BD, frozen=True)[0]
-        return self._q(self.normalized(obs), actions_BD, frozen=True, count=1)[0]
+        x_BF = cast(Critics, self.module.critics).encoder(self.normalized(obs))
+        return self._first_net(None, x_BF, actions_BD).flatten()
 
     def normalized(self, obs: Obs) -> Obs:
         """Observations (B, ...) as the network sees them."""
         return obs if self.statistics is None else self.statistics(obs)
 
-    def _q(self, obs: Obs, actions_BD: Tensor | None, *, frozen: bool, count: int | None = None) -> Tensor:
+    def _q(self, obs: Obs, actions_BD: Tensor | None, *, frozen: bool) -> Tensor:
         module = cast(ActorAndCritics, self.module)
-        if self._critic_towers:
-            towers, critics = self._critic_towers[:count], cast(Critics, module.critics)
-            x_BF = critics.features(obs, actions_BD)
-            if not torch.is_grad_enabled():
-                outputs = forward_only(x_BF, towers, critics.activation)
-            else:
-                leaf = self._groups["critics"]
-                leaf = leaf.detach() if frozen else leaf
-                outputs = Towers.apply(leaf, x_BF, towers, (0,) * len(towers), critics.activation)
-            if actions_BD is None:
-                return torch.stack(outputs)
-            return torch.cat(outputs, 1).t() if len(outputs) > 1 else outputs[0].t()
+        if self._critic_nets is not None:
+            x_BF = cast(Critics, module.critics).encoder(obs)
+            q_KBO = self._critic_nets(None if frozen else self._groups["critics"], x_BF, actions_BD)
+            return q_KBO if actions_BD is None else q_KBO.squeeze(-1)
         given = (obs,) if actions_BD is None else (obs, actions_BD)
         if not frozen:
             return self._checked_q(module.critics(*given), given)
@@ -103,31 +105,25 @@ class WithCritics(FlatModule):
     def _actor_outputs(self, obs: Obs) -> Tensor:
         """The actor's outputs (B, P) for normalized observations."""
         module = cast(Any, self.module)
-        if self._actor_tower is None:
+        if self._actor_net is None:
             return module.actor(obs)
-        x_BF, towers = module.actor.encoder(obs), (self._actor_tower,)
-        if not torch.is_grad_enabled():
-            return forward_only(x_BF, towers, module.actor.activation)[0]
-        return Towers.apply(self._groups["actor"], x_BF, towers, (0,), module.actor.activation)[0]
+        return self._actor_net(self._groups["actor"], module.actor.encoder(obs)).squeeze(0)
 
     def gradient(self, loss: Tensor, group: str = "all") -> Tensor:
         """The flat gradient of a scalar over a parameter group; 0 where it does not depend on it or it is frozen."""
         if not self._groups:
             return super().gradient(loss, group)
         names = list(self._groups) if group == "all" else [group]
-        parameters = {name: list(self.module.get_submodule(name).parameters()) for name in names}
-        trained = [p for name in names for p in parameters[name] if p.requires_grad]
         leaves = [self._groups[name] for name in names]
+        trained = [p for name in names for p in self._trained[name] if p.requires_grad]
         found = torch.autograd.grad(loss, [*leaves, *trained], allow_unused=True)
-        through = dict(zip(names, found, strict=False))
         direct = {id(p): g for p, g in zip(trained, found[len(names) :], strict=True) if g is not None}
         parts = []
-        for name in names:
-            whole = through[name]
-            if direct and any(id(p) in direct for p in parameters[name]):
-                flat = torch.cat([direct.get(id(p), torch.zeros_like(p)).reshape(-1) for p in parameters[name]])
+        for name, leaf, whole in zip(names, leaves, found, strict=False):
+            if direct and any(id(p) in direct for p in self._trained[name]):
+                flat = torch.cat([direct.get(id(p), torch.zeros_like(p)).reshape(-1) for p in self._trained[name]])
                 whole = flat if whole is None else whole + flat
-            parts.append(torch.zeros_like(self._groups[name]) if whole is None else whole)
+            parts.append(torch.zeros_like(leaf) if whole is None else whole)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     # what acting takes
