@@ -105,12 +105,20 @@ class Described:
         if isinstance(node, graph.Duplicate):
             return [f"max_lag={node.max_lag}", f"overflow={node.overflow!r}"]
         if isinstance(node, graph.Replay):
-            paced = _paced(node.group)
-            return [f"in_flight={node.in_flight}", *paced, f"on_failure={_failure(node.on_failure)}"]
+            return [f"in_flight={node.in_flight}", *self._paced_by(node), f"on_failure={_failure(node.on_failure)}"]
         if isinstance(node, graph.Apply) and isinstance(node.op, AskOperator):
-            group = graph.stored_in(node)
-            return [f"in_flight={node.op.calls_in_flight}", *([] if group is None else _paced(group))]
+            return [f"in_flight={node.op.calls_in_flight}", *self._paced_by(node)]
         return []
+
+    def paced(self, node: graph.Node) -> tuple[str, str] | None:
+        """The replay group that the node stores in or draws from, and the bounds that its pacing sets, if any."""
+        group = node.group if isinstance(node, graph.Replay) else graph.stored_in(node)
+        bounds = "" if group is None else _pace(group)
+        return (self._group_name(node, group), bounds) if group is not None and bounds else None
+
+    def _paced_by(self, node: graph.Node) -> list[str]:
+        paced = self.paced(node)
+        return [] if paced is None else [f"paced by {clean(paced[0])}"]
 
     def held(self, node: graph.Node) -> list[tuple[str, str]]:
         """The groups that the node's operator holds, and so may message: (full name, the field or "" for a closure)."""
@@ -151,6 +159,18 @@ def short(value: Any, name_of: Callable[[ActorGroup[Any]], str], depth: int = 3)
     return clean(repr(value))
 
 
+def _pace(group: ActorGroup[Any]) -> str:
+    """The bounds that a replay group's pacing sets on those that store and draw; empty where it sets none."""
+    pacing = pacing_of(group)
+    said = [f"min_size={pacing.min_size}"] if pacing.min_size > 1 else []
+    if pacing.samples_per_insert is not None:
+        buffer = "one insert or sample" if pacing.error_buffer is None else f"{pacing.error_buffer:g} rows"
+        said.append(f"samples_per_insert={pacing.samples_per_insert:g} ± {buffer}")
+    if pacing.max_times_sampled is not None:
+        said.append(f"max_times_sampled={pacing.max_times_sampled}")
+    return ", ".join(said)
+
+
 def class_name(group: ActorGroup[Any]) -> str:
     """The name of a group's class, or of the function that makes its actors."""
     return clean(functions.label_of(group.actor_class))
@@ -189,18 +209,6 @@ def _said_elsewhere(op: Any, entry: dataclasses.Field[Any]) -> bool:
     if isinstance(op, AskOperator) and entry.name == "in_flight":  # a bound
         return True
     return entry.default is None and getattr(op, entry.name) is None
-
-
-def _paced(group: ActorGroup[Any]) -> list[str]:
-    """The bounds that a replay group's pacing sets on those that store and draw."""
-    pacing = pacing_of(group)
-    said = [f"min_size={pacing.min_size}"] if pacing.min_size > 1 else []
-    if pacing.samples_per_insert is not None:
-        buffer = "one item" if pacing.error_buffer is None else f"{pacing.error_buffer:g}"
-        said.append(f"samples_per_insert={pacing.samples_per_insert:g} ± {buffer}")
-    if pacing.max_times_sampled is not None:
-        said.append(f"max_times_sampled={pacing.max_times_sampled}")
-    return said
 
 
 def _failure(policy: FailurePolicy) -> str:

@@ -80,6 +80,8 @@ def _actors(drawn: Described, backend: Backend | None) -> list[str]:
         for name, option in drawn.held(node):
             role = "asked" if drawn.asks(node) else f"held as `{option}`" if option else "held"
             roles[name].append(f"{role} by {drawn.names[node]}")
+    for paced, bounds in dict.fromkeys(filter(None, map(drawn.paced, drawn.nodes))):
+        roles[paced].append(f"paced: {bounds}")
     rows = []
     for name, group in drawn.groups.items():
         if backend is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from flowrl import functions, graph
-from flowrl.operator import AskOperator, StoreOperator
+from flowrl.operator import AskOperator
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,6 @@ def _before(node: graph.Node, behind: Held, reached: Mapping[graph.Node, int], n
     op = node.op
     if isinstance(op, AskOperator):
         window = op.calls_in_flight
-        if isinstance(op, StoreOperator):  # one more may wait for the group's pacing
-            return _more(behind, window, f"{names[node]} in_flight={window} and one that waits")
         return _more(behind, window - 1, f"{names[node]} in_flight={window}") if window > 1 else behind
     if not behind or op.pure or isinstance(op, functions.Function | functions.Tap | functions.ZipWithSourceActor):
         return behind

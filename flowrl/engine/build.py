@@ -27,6 +27,7 @@ from flowrl.engine.view import NodeView
 from flowrl.errors import GraphError
 from flowrl.handles import ActorGroup
 from flowrl.operator import AskOperator, Context
+from flowrl.pacing import Pacing
 from flowrl.wiring import check_depth
 
 
@@ -51,7 +52,7 @@ def build(root: graph.Node, backend: Backend, seed: int | None, *, one_each: boo
         engine.places[name] = NodePlace(name, node.where, graph.path_to(node, names))
     for name, group in groups.items():
         engine.states[name] = [ActorState(name, i, group.actor_class, None) for i in range(counts[name])]
-    builder = _Builder(engine, names, groups)
+    builder = _Builder(engine, names, groups, one_each)
     try:
         engine.root = builder.cursor(root)
         engine.cursors = list(builder.cursors.values())
@@ -70,8 +71,10 @@ def build(root: graph.Node, backend: Backend, seed: int | None, *, one_each: boo
 class _Builder:
     """Makes a cursor for each driver node and a pipeline for each shard."""
 
-    def __init__(self, engine: Engine, names: Mapping[graph.Node, str], groups: Mapping[str, ActorGroup[Any]]):
-        self.engine, self.names, self.groups = engine, names, groups
+    def __init__(
+        self, engine: Engine, names: Mapping[graph.Node, str], groups: Mapping[str, ActorGroup[Any]], one_each: bool
+    ):
+        self.engine, self.names, self.groups, self.one_each = engine, names, groups, one_each
         self.cursors: dict[graph.Node, Cursor] = {}
         self.limiters: dict[str, Limiter] = {}
         self.pipelines: dict[str, dict[str, Pipeline]] = {name: {} for name in groups}
@@ -121,7 +124,10 @@ class _Builder:
         name = graph.full_name(node, group, self.groups)
         limiter = self.limiters.get(name)
         if limiter is None:
-            limiter = Limiter(self.engine, name, pacing_of(group), self.engine.states[name])
+            pacing = pacing_of(group)
+            if self.one_each:  # one item is wanted, not the wait for many
+                pacing = Pacing(item_rows=pacing.item_rows)
+            limiter = Limiter(self.engine, name, pacing, self.engine.states[name])
             self.limiters[name] = limiter
         return limiter
 

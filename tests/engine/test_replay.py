@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
 import flowrl
-from flowrl import ActorDied, FlowStalled, GraphError, Ignore, Local, Raise, Restart
+from flowrl import ActorDied, AskOperator, FlowStalled, GraphError, Ignore, Local, Raise, Restart
 from flowrl.backends.protocol import Backend
+from flowrl.handles import ActorGroup
 from flowrl.operators import Replay, StoreToReplay, Union
 from flowrl.testing import Delayed, Virtual
 from tests.engine.shelves import Shelf, rollouts, shelves, stored_and_drawn
@@ -218,14 +220,23 @@ def test_what_replay_refuses() -> None:
 class Plain:
     """No shard."""
 
+    def same(self, value: Any) -> Any:
+        """What came."""
+        return value
+
+
+def test_a_check_does_not_wait_for_min_size() -> None:
+    report = stored_and_drawn(shelves(2, min_size=10**6, samples_per_insert=0.001), rollouts(), batch=4).check()
+    assert dict((edge.node, edge.shape) for edge in report.edges)["Replay"] == "Batch(4,): x i64, slots i64"
+
 
 def test_the_bounds_stand_in_the_drawings() -> None:
     replay = shelves(2, min_size=100, samples_per_insert=8.0, error_buffer=640.0)
     flow = stored_and_drawn(replay, rollouts(), batch=32, batches=4, in_flight=3, beta=0.4)
     text = flow.explain()
-    bounds = "min_size=100, samples_per_insert=8 ± 640"
-    assert f"replay, batch=32, batches=4, beta=0.4  [in_flight=3, {bounds}, on_failure=Ignore()]" in text
-    assert f"StoreToReplay(shards=replay)  [in_flight=2, {bounds}]" in text
+    assert "replay, batch=32, batches=4, beta=0.4  [in_flight=3, paced by replay, on_failure=Ignore()]" in text
+    assert "StoreToReplay(shards=replay)  [in_flight=2, paced by replay]" in text
+    assert "paced: min_size=100, samples_per_insert=8 ± 640 rows" in " ".join(text.split())
     assert "worst lag of Replay: 2 samples (Replay in_flight=3)" in text
     assert "asked by StoreToReplay, asked by Replay" in text
     assert "-.->|asks| g" in flow.to_mermaid()
@@ -271,25 +282,76 @@ def test_columns_are_followed_through_the_shards(stored_first: bool) -> None:
         flowrl.run(flow("logp"), Local())
 
 
-def test_waiting_shows_and_the_verdict_names_the_knob() -> None:
-    def run_of(slow: str, **pacing: Any) -> flowrl.Stats:
-        def takes(group: str, index: int, kind: str, n: int) -> float:
-            return 1.0 if group == slow and kind in ("pull", "ask") else 0.0
+@pytest.mark.parametrize(
+    ("slow", "pacing", "waits", "verdict"),
+    [
+        (
+            "drawer",
+            {},
+            "StoreToReplay",
+            "inserts wait for samples: train faster, or lower samples_per_insert of replay",
+        ),
+        ("worker", {}, "Replay", "samples wait for rows: store more (more workers), or raise samples_per_insert of re"),
+        ("worker", {"samples_per_insert": None, "min_size": 200}, "Replay", "samples wait for rows: store more (more"),
+    ],
+)
+def test_waiting_shows_and_the_verdict_names_the_knob(
+    slow: str, pacing: dict[str, Any], waits: str, verdict: str
+) -> None:
+    """Two actors of a group share the time, so nobody is busy; who waits is a matter of who is slow."""
 
-        backend = Virtual(takes)
-        flow = stored_and_drawn(shelves(samples_per_insert=1.0, **pacing), rollouts(), batch=4, in_flight=1)
-        with flowrl.run(flow, backend, seed=0) as run:
-            accounts = run._engine.accounts
-            run.step(40)
-            stats = run.stats()
-            assert accounts.knobs.keys() == {"StoreToReplay", "Replay"}
-        return stats
+    def takes(group: str, index: int, kind: str, n: int) -> float:
+        return 1.0 if slow == {"workers": "worker", "learner": "drawer"}.get(group) and kind in ("pull", "ask") else 0.0
 
-    slow = run_of("workers")
-    assert slow.nodes["Replay"].blocked_s > slow.nodes["StoreToReplay"].blocked_s
-    slow = run_of("nobody", min_size=400)
-    assert slow.nodes["Replay"].blocked_s > 0
-    assert "Replay" in str(slow)
+    class Ticking(Virtual):
+        """Seconds of the clock that blocked time is taken from."""
+
+        def poll(self, sent: Any, timeout_s: float | None) -> Any:
+            before = self.now()
+            seen = super().poll(sent, timeout_s)
+            clock.now += self.now() - before
+            return seen
+
+    clock = Clock()
+    replay, learner = shelves(**{"samples_per_insert": 1.0, **pacing}), flowrl.actors(Plain, count=3, name="learner")
+    stored = rollouts(count=3).for_each(StoreToReplay(replay))
+    drawn = Replay(replay, batch=4).for_each(Ask(learner))
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        flowrl.run(Union([stored, drawn], mode="async", emit=[drawn]), Ticking(takes), seed=0) as run,
+    ):
+        patch.setattr("flowrl.engine.cursors.perf_counter", clock)
+        run.step(40)
+        stats = run.stats()
+    other = {"Replay": "StoreToReplay", "StoreToReplay": "Replay"}[waits]
+    assert stats.nodes[waits].blocked_s > 10
+    assert stats.nodes[waits].blocked_s > 2 * stats.nodes[other].blocked_s
+    assert f"limited by a bound at {waits} (blocked " in stats.verdict
+    assert verdict in stats.verdict
+
+
+class Clock:
+    """Time by hand."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Ask(AskOperator[Any, Any]):
+    """Each item by way of one of a group's actors."""
+
+    group: ActorGroup[Any]
+
+    def open(self) -> None:
+        self._turn = 0
+
+    def ask(self, value: Any, ctx: flowrl.Context) -> Any:
+        actors = ctx.actors(self.group)
+        self._turn += 1
+        return actors[self._turn % len(actors)].ask("same", value)
 
 
 @pytest.mark.parametrize("mode", ["async", "round_robin"])
