@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor, nn
