@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from flowrl.batch import Batch, MultiAgentBatch
-from flowrl.columns import check_joinable
+from flowrl.columns import Array, Columns, check_joinable
 from flowrl.handles import ActorHandle
 from flowrl.numbers import check_whole
 from flowrl.operator import Context, ItemId, Operator
-from flowrl.rl.returns import check_fractions, n_step
+from flowrl.rl.returns import check_fractions, n_step_columns
 
 Stream = tuple[tuple[ActorHandle[Any], ...], str | None]  # whose rows follow each other: origins, policy
 
@@ -45,7 +45,7 @@ class NStep(Operator[Any, Any]):
         check_fractions(discount=self.discount)
 
     def open(self) -> None:
-        self._held: dict[Stream, tuple[Batch, ItemId]] = {}
+        self._held: dict[Stream, tuple[Columns, ItemId]] = {}
 
     def process(self, value: Batch | MultiAgentBatch, ctx: Context) -> Iterable[Any]:
         origins = ctx.item_id.origins
@@ -64,7 +64,7 @@ class NStep(Operator[Any, Any]):
     def finish(self, ctx: Context) -> Iterable[Any]:
         held, self._held = self._held, {}
         for (_, policy), (rows, source) in held.items():
-            batch = n_step(rows, discount=self.discount, n=self.n)
+            batch = Batch(n_step_columns(rows, discount=self.discount, n=self.n), time_major=True)
             # The steps of a MultiAgentBatch were counted when the fragment came.
             ctx.emit(batch if policy is None else MultiAgentBatch({policy: batch}, env_steps=0), [source])
         return ()
@@ -77,28 +77,30 @@ class NStep(Operator[Any, Any]):
         """The rows whose n steps are there, with the items that they were made of."""
         if not batch.time_major:
             raise ValueError(f"NStep needs a time-major batch (T, N), got {batch!r}; put it before flat()")
+        columns, sources = dict(batch), [item]
         waiting = self._held.pop(stream, None)
-        sources = [item]
         if waiting is not None:
-            batch, sources = _joined(waiting[0], batch), [waiting[1], item]
-        steps, late = batch.leading[0], self.n - 1
-        whole = max(steps - late, 0)
-        if late:
+            columns, sources = _joined(waiting[0], columns), [waiting[1], item]
+        steps = len(columns["rewards"])
+        whole = max(steps - self.n + 1, 0)
+        if whole < steps:
             # Copied, not to keep the whole fragment alive for a few of its rows.
-            kept = {name: array[whole:].copy() for name, array in batch.items()}
-            self._held[stream] = Batch(kept, time_major=True), item if whole else sources[0]
+            kept = {name: array[whole:].copy() for name, array in columns.items()}
+            self._held[stream] = kept, item if whole else sources[0]
         if not whole:
             return None
-        made = n_step(batch, discount=self.discount, n=self.n)
+        made = n_step_columns(columns, discount=self.discount, n=self.n)
         return Batch({name: array[:whole] for name, array in made.items()}, time_major=True), sources
 
 
-def _joined(before: Batch, after: Batch) -> Batch:
+def _joined(before: Columns, after: Columns) -> dict[str, Array]:
     """Two fragments in a row, along time."""
-    if before.leading[1] != after.leading[1]:
+    envs = before["rewards"].shape[1], after["rewards"].shape[1]
+    if envs[0] != envs[1]:
         raise ValueError(
-            f"NStep carries rows of {before.leading[1]} environments, but the next fragment of the same origin has "
-            f"{after.leading[1]}; fragments must come one by one, before any are joined"
+            f"NStep carries rows of {envs[0]} environments, but the next fragment of the same origin has {envs[1]}; "
+            "fragments must come one by one, before any are joined"
         )
-    check_joinable(dict(before), dict(after), 1, depth=2, join_axis=0)
-    return Batch({name: np.concatenate((array, after[name])) for name, array in before.items()}, time_major=True)
+    if before.keys() != after.keys():
+        check_joinable(before, after, 1, depth=2, join_axis=0)
+    return {name: np.concatenate((array, after[name])) for name, array in before.items()}

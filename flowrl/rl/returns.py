@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -78,27 +79,37 @@ def n_step(batch: Batch, *, discount: float, n: int) -> Batch:
     check_fractions(discount=discount)
     if not batch.time_major:
         raise ValueError(f"n_step needs a time-major batch (T, N), got {batch!r}")
-    rewards_TN = batch["rewards"].astype(np.float64)
-    valid_TN = batch.valid
-    goes_on_TN = valid_TN & ~(batch["terminated"].astype(np.bool_) | batch["truncated"].astype(np.bool_))
-    sums_TN, steps_TN = rewards_TN.copy(), np.ones(rewards_TN.shape, np.intp)
+    return Batch(n_step_columns(dict(batch), discount=discount, n=n), time_major=True)
+
+
+def n_step_columns(columns: Mapping[str, Array], *, discount: float, n: int) -> dict[str, Array]:
+    """The columns (T, N, ...) of `n_step`, unchecked."""
+    rewards, terminated = columns["rewards"], columns["terminated"]
+    goes_on_TN = ~(terminated | columns["truncated"])
+    valid_TN = columns.get("valid")
+    if valid_TN is not None:
+        goes_on_TN &= valid_TN
+    sums_TN, steps_TN = rewards.astype(np.float64), np.ones(rewards.shape, np.intp)
     open_TN = goes_on_TN
-    for i in range(1, min(n, len(rewards_TN))):
-        open_TN = open_TN[: len(rewards_TN) - i] & valid_TN[i:]
-        if not open_TN.any():
-            break
-        sums_TN[:-i] += np.where(open_TN, discount**i * rewards_TN[i:], 0.0)
+    for i in range(1, min(n, len(rewards))):
+        open_TN = open_TN[: len(rewards) - i]
+        if valid_TN is not None:
+            open_TN = open_TN & valid_TN[i:]
+        sums_TN[:-i] += np.where(open_TN, discount**i * rewards[i:].astype(np.float64), 0.0)
         steps_TN[:-i] += open_TN
         open_TN = open_TN & goes_on_TN[i:]
-    columns = dict(batch)
-    if (steps_TN > 1).any():
-        last_TN = np.arange(len(rewards_TN))[:, None] + steps_TN - 1
-        envs_N = np.arange(rewards_TN.shape[1])
-        followed = [name for name in batch if name.startswith("next_") or name in ("terminated", "truncated")]
-        columns |= {name: batch[name][last_TN, envs_N] for name in followed}
-        columns["rewards"] = sums_TN.astype(batch["rewards"].dtype)
-    discounts_TN = np.where(columns["terminated"], 0.0, float(discount) ** steps_TN)
-    return Batch({**columns, "discounts": discounts_TN.astype(np.float32)}, time_major=True)
+    made = dict(columns)
+    if n > 1:
+        last_TN = steps_TN + (np.arange(len(rewards)) - 1)[:, None]
+        at = last_TN, np.arange(rewards.shape[1])
+        for name, array in columns.items():
+            if name.startswith("next_") or name in ("terminated", "truncated"):
+                made[name] = array[at]
+        made["rewards"] = sums_TN.astype(rewards.dtype)
+    discounts_TN = float(discount) ** steps_TN
+    discounts_TN[made["terminated"]] = 0.0
+    made["discounts"] = discounts_TN.astype(np.float32)
+    return made
 
 
 def check_fractions(**fractions: float) -> None:
