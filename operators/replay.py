@@ -72,6 +72,7 @@ def Replay(  # noqa: N802  (reads as an operator)
     in_flight: int = 1,
     beta: Rate | None = None,
     on_failure: Ignore | Raise | None = None,
+    name: str | None = None,
 ) -> Flow[Batch]:
     """Minibatches drawn from replay shards, `batches` of `batch` items in each message: a Batch with the columns that
     were stored, `slots` and `weights`, by reference.
@@ -90,9 +91,11 @@ def Replay(  # noqa: N802  (reads as an operator)
         GraphError: the group's class cannot be drawn from, or a number is out of range.
     """
     _check_group("Replay", shards, "draw")
+    if name is not None and (not isinstance(name, str) or not name or "/" in name):
+        raise GraphError(f"a node's name must be a non-empty string without '/', got {name!r}")
     try:
-        for name, number in (("batch", batch), ("batches", batches), ("in_flight", in_flight)):
-            check_whole(name, number)
+        for what, number in (("batch", batch), ("batches", batches), ("in_flight", in_flight)):
+            check_whole(what, number)
     except (TypeError, ValueError) as error:
         raise GraphError(f"Replay: {error}") from None
     if beta is not None and not callable(beta) and not 0 <= beta < math.inf:
@@ -106,6 +109,7 @@ def Replay(  # noqa: N802  (reads as an operator)
     return Flow(
         graph.Replay(
             label="Replay",
+            explicit=name,
             where=calling_place(),
             group=shards,
             batch=batch,

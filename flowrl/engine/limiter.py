@@ -177,6 +177,8 @@ class Limiter:
             ActorDied: it was the last, or the policy is Raise().
         """
         stock = self.stocks[state]
+        if stock not in self.living:  # it died again before it was up
+            return
         self.living.remove(stock)
         self._sum()
         counted = (("shards_lost", 1.0), ("rows_lost", float(stock.size)))

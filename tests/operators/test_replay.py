@@ -10,10 +10,19 @@ import pytest
 
 import flowrl
 from flowrl import Answer, Batch, GraphError, Local
-from flowrl.operators import ConcatBatches, Replay, StoreToReplay, TrainOneStep, Union, UpdatePriorities, WaitUntil
+from flowrl.operators import (
+    ConcatBatches,
+    NStep,
+    Replay,
+    StoreToReplay,
+    TrainOneStep,
+    Union,
+    UpdatePriorities,
+    WaitUntil,
+)
 from flowrl.operators.replay import Stored
 from flowrl.operators.training import TrainInfo
-from flowrl.rl import ReplayShard
+from flowrl.rl import PolicySpec, ReplayShard, RolloutWorker
 from flowrl.testing import Delayed
 from tests.engine.shelves import rollouts, shelves
 
@@ -147,3 +156,22 @@ def test_what_a_store_refuses() -> None:
         StoreToReplay(shelves(), in_flight=0)
     with pytest.raises(GraphError, match="StoreToReplay needs a group made by"):
         StoreToReplay("replay")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("workers", "envs", "n"), [(1, 1, 1), (2, 3, 3)])
+def test_rows_of_real_workers_are_drawn_as_often_as_asked(workers: int, envs: int, n: int) -> None:
+    """CartPole with reset rows that are no transitions, n-step rows that come late: counted in rows all the same."""
+    spec = PolicySpec(hidden=(4,))
+    group = flowrl.actors(
+        RolloutWorker, "CartPole-v1", spec, steps=8, num_envs=envs, next_obs=True, count=workers, name="workers"
+    )
+    replay = flowrl.actors(ReplayShard, 500, min_size=100, samples_per_insert=4.0, count=2, name="replay")
+    stored = flowrl.from_actors(group, "sample").for_each(NStep(n, 0.9)).gather_async().for_each(StoreToReplay(replay))
+    drawn = Replay(replay, batch=16, batches=2, in_flight=2)
+    with flowrl.run(Union([stored, drawn], mode="async", emit=[drawn]), Local(), seed=1) as run:
+        items = run.step(500)
+        stats = run.stats()
+    assert {"obs", "next_obs", "discounts", "slots", "weights"} <= set(items[0])
+    inserted = stats.metrics["StoreToReplay"]["inserted"]
+    assert 500 * 32 / (inserted - 100) == pytest.approx(4.0, rel=0.01)
+    assert stats.env_steps == pytest.approx(inserted, abs=workers * envs * (n + 8 * 4))
