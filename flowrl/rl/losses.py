@@ -7,6 +7,7 @@ from flowrl.rl.loss import Loss, LossFunction, LossOut
 from flowrl.rl.mixed_loss import MixedLoss, Term
 from flowrl.rl.ppo_loss import PPOLoss, standardized
 from flowrl.rl.q_losses import C51Loss, DQNLoss
+from flowrl.rl.recurrent_q_loss import R2D2Loss
 from flowrl.rl.soft_losses import SACLoss
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "LossOut",
     "MixedLoss",
     "PPOLoss",
+    "R2D2Loss",
     "SACLoss",
     "TD3Loss",
     "Term",
