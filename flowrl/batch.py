@@ -40,6 +40,15 @@ class Batch(Mapping[str, Array]):
         self._leading = leading_of(arrays, depth)
         self.time_major = time_major
 
+    @staticmethod
+    def of_fresh(columns: dict[str, Array], rows: int) -> Batch:
+        """A (B,) batch of columns that were just made and that nobody else holds, unchecked: each of `rows` rows."""
+        for array in columns.values():
+            array.setflags(write=False)
+        batch = Batch.__new__(Batch)
+        batch._columns, batch._leading, batch.time_major = columns, (rows,), False
+        return batch
+
     # a mapping
     def __getitem__(self, name: str) -> Array:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -80,6 +81,7 @@ class ReplayShard:
         if frame_stack is not None:
             check_whole("frame_stack", frame_stack)
         self._tree = SumTree(self._capacity) if prioritized else None
+        self._slots = np.full(self._capacity, -1, np.int64)  # of the row at each place
         self._table = Table(
             self._capacity,
             Memory(memory_map, f"replay-{index}"),
@@ -122,7 +124,7 @@ class ReplayShard:
         masses = self._masses_of(batch, priorities)
         first = self._table.head
         count = self._table.write(batch, columns)
-        if self._tree is not None and count:
+        if count:
             self._mark(first, count, masses)
         return count
 
@@ -140,20 +142,27 @@ class ReplayShard:
         masses = np.abs(priorities, dtype=np.float64)
         masses += PRIORITY_FLOOR
         masses **= self._alpha
-        if not np.isfinite(masses).all():
-            at = int(np.flatnonzero(~np.isfinite(masses))[0])
+        if not math.isfinite(np.add.reduce(masses)):
+            at = int(np.flatnonzero(~np.isfinite(masses))[0]) if not np.isfinite(masses).all() else 0
             raise ValueError(f"priorities must be finite, got {priorities[at]} at {at}")
         return masses
 
     def _mark(self, first: int, count: int, masses: npt.NDArray[np.float64] | None) -> None:
-        assert self._tree is not None
-        fresh: Any = self._tree.leaves.max() or 1.0
         kept = min(count, self._capacity)
-        start = (first + count - kept) % self._capacity
+        slots = np.arange(first + count - kept, first + count)
+        start = int(slots[0]) % self._capacity
         before_end = min(kept, self._capacity - start)
-        masses = np.full(kept, fresh) if masses is None else masses[-kept:]
+        self._slots[start : start + before_end] = slots[:before_end]
+        self._slots[: kept - before_end] = slots[before_end:]
+        if self._tree is None:
+            return
+        masses = np.full(kept, self._largest()) if masses is None else masses[-kept:]
         self._tree.put_range(start, start + before_end, masses[:before_end])
         self._tree.put_range(0, kept - before_end, masses[before_end:])
+
+    def _largest(self) -> float:
+        assert self._tree is not None
+        return float(self._tree.leaves.max()) or 1.0
 
     def sample(self, n: int, *, batches: int = 1, beta: float | None = None) -> Batch:
         """`batches` minibatches of n rows each, one after the other, with replacement: a (batches·n,) Batch.
@@ -171,21 +180,23 @@ class ReplayShard:
             raise ValueError("nothing is stored in this replay shard yet; add a batch before you sample")
         rows = n * batches
         if self._tree is None:
-            places = self._rng.integers(0, self._table.size, rows)
-            weights = np.ones(rows, np.float32)
+            places, weights = self._rng.integers(0, self._table.size, rows), np.ones(rows, np.float32)
         else:
-            places = self._tree.find(self._rng.random(rows))
-            weights = self._weights(self._tree.leaves.take(places), n, self._beta if beta is None else beta)
+            places, masses = self._drawn(rows)
+            weights = _weights(masses, n, self._beta if beta is None else beta)
         columns = self._table.read(places)
-        columns[SLOTS], columns[WEIGHTS] = self._table.numbers(places), weights
-        return Batch(columns)
+        columns[SLOTS], columns[WEIGHTS] = self._slots.take(places), weights
+        return Batch.of_fresh(columns, rows)
 
-    def _weights(self, masses: npt.NDArray[np.float64], n: int, beta: float) -> npt.NDArray[np.float32]:
-        if not 0.0 <= beta < np.inf:
-            raise ValueError(f"beta must be at least 0 and finite, got {beta!r}")
-        by_batch = masses.reshape(-1, n)
-        shares = by_batch.min(axis=1, keepdims=True) / by_batch
-        return (shares**beta).astype(np.float32).reshape(-1)
+    def _drawn(self, rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        assert self._tree is not None
+        places = self._tree.find(self._rng.random(rows))
+        masses = self._tree.leaves.take(places, mode="clip")
+        while not np.minimum.reduce(masses) > 0.0:  # see SumTree.find: as good as never
+            empty = np.flatnonzero(masses <= 0.0)
+            places[empty] = self._tree.find(self._rng.random(len(empty)))
+            masses = self._tree.leaves.take(places, mode="clip")
+        return places, masses
 
     def update_priorities(self, slots: npt.ArrayLike, priorities: npt.ArrayLike) -> int:
         """Gives rows, by the `slots` of a sample, new priorities; returns how many were too late.
@@ -199,13 +210,13 @@ class ReplayShard:
         if at.shape != given.shape:
             raise ValueError(f"slots and priorities must be as many, got {at.size} and {given.size}")
         masses = self._mass(given)
-        head = self._table.head
-        here = (at >= head - self._table.size) & (at < head)
+        places = at % self._capacity
+        here = self._slots.take(places) == at
         late = len(at) - int(np.count_nonzero(here))
         if late:
-            at, masses = at[here], masses[here]
-        if self._tree is not None and len(at):
-            self._tree.put(at % self._capacity, masses)
+            places, masses = places[here], masses[here]
+        if self._tree is not None and len(places):
+            self._tree.put(places, masses)
         return late
 
     # what a graph asks
@@ -250,3 +261,16 @@ class ReplayShard:
         self._table.set_state(state["table"])
         if self._tree is not None and state["masses"] is not None:
             self._tree.put_range(0, self._capacity, np.asarray(state["masses"]))
+
+
+def _weights(masses: npt.NDArray[np.float64], n: int, beta: float) -> npt.NDArray[np.float32]:
+    """(smallest mass of the minibatch / mass)^beta, for minibatches of n."""
+    if not 0.0 <= beta < math.inf:
+        raise ValueError(f"beta must be at least 0 and finite, got {beta!r}")
+    if len(masses) == n:
+        shares = np.minimum.reduce(masses) / masses
+    else:
+        by_batch = masses.reshape(-1, n)
+        shares = (by_batch.min(axis=1, keepdims=True) / by_batch).reshape(-1)
+    shares **= beta
+    return shares.astype(np.float32)
