@@ -127,7 +127,10 @@ class Limiter:
         self.coming += rows
 
     def stored(self, state: ActorState, rows: int, said: Mapping[str, float]) -> int:
-        """A shard has acknowledged an item sent with so many rows; returns how many it has stored."""
+        """A shard has acknowledged an item sent with so many rows; returns how many it has stored.
+
+        The metrics `rows` and `samples_per_insert` of the group say what that came to, all shards together.
+        """
         stored = int(said.get("inserted", rows))
         self.coming -= rows
         self.inserted += stored
@@ -135,6 +138,9 @@ class Limiter:
         stock.inserted += stored
         if stock in self.living:
             self._note(stock, said, stock.size + stored)
+        ratio = self.sampled / max(self.inserted - self.pacing.min_size, 1)
+        told = (("rows", float(self._total)), ("samples_per_insert", ratio if self.sampled else 0.0))
+        self.run.accounts.merge([(self.name, None, what, "last", value, 1.0) for what, value in told])
         return stored
 
     def lost(self, rows: int) -> None:

@@ -393,6 +393,52 @@ def test_raise_stops_at_the_first_death() -> None:
         run.step(10_000)
 
 
+def test_two_who_draw_from_one_group_share_its_pacing(local: Backend) -> None:
+    replay = shelves(2, min_size=40, samples_per_insert=2.0)
+    stored = rollouts().for_each(StoreToReplay(replay))
+    large, small = Replay(replay, batch=12, name="large"), Replay(replay, batch=4, name="small")
+    with flowrl.run(Union([stored, large, small], mode="async", emit=[large, small]), local) as run:
+        run.step(400)
+        stats = run.stats()
+    drawn = {name: stats.nodes[name].steps for name in ("large", "small")}
+    assert all(drawn.values())
+    assert sum(drawn.values()) / (stats.nodes["StoreToReplay"].steps - 40) == pytest.approx(2.0, rel=0.02)
+    assert stats.metrics["replay"]["samples_per_insert"] == pytest.approx(2.0, rel=0.02)
+    assert stats.metrics["replay"]["rows"] == stats.nodes["StoreToReplay"].steps
+
+
+class Pair:
+    """Two agents of two policies: two rows of one, one of the other, in each of four steps."""
+
+    def sample(self) -> flowrl.MultiAgentBatch:
+        """A batch of both."""
+        parts = {"red": flowrl.Batch({"x": np.arange(8)}), "blue": flowrl.Batch({"x": np.arange(4)})}
+        return flowrl.MultiAgentBatch(parts, env_steps=4)
+
+
+def test_the_rows_of_one_policy_count_and_not_the_steps_of_the_environment(local: Backend) -> None:
+    red, blue = flowrl.from_actors(flowrl.actor(Pair, name="pair"), "sample").gather_async().by_policy("red", "blue")
+    reds = flowrl.actor(Shelf, samples_per_insert=1.0, name="reds")
+    stored = red.for_each(StoreToReplay(reds, in_flight=1))
+    drawn = Replay(reds, batch=8)
+    flow = Union([stored, blue.tap(lambda batch: None), drawn], mode="async", emit=[drawn])
+    with flowrl.run(flow, local) as run:
+        run.step(20)
+        rows = len(run.actors["reds"][0].ask("held").result())
+    assert rows == pytest.approx(160, abs=16)  # a draw of 8 for each 8 stored
+
+
+@pytest.mark.ray
+def test_the_numbers_are_those_of_ray(ray_session: None) -> None:
+    replay = shelves(2, min_size=30, samples_per_insert=2.0, weights=(1.0, 2.0))
+    flow = stored_and_drawn(replay, rollouts("sync", 2), "round_robin", stores=2, batch=4, in_flight=3)
+    seen = []
+    for backend in (Local(), flowrl.Ray()):
+        with flowrl.run(flow.zip_with_source_actor(), backend, seed=11) as run:
+            seen.append([(handle.name, batch["x"].tolist(), batch["slots"].tolist()) for handle, batch in run.step(40)])
+    assert seen[0] == seen[1]
+
+
 @pytest.mark.ray
 def test_killing_a_shard_under_way(ray_session: None) -> None:
     replay = shelves(2, min_size=40, samples_per_insert=1.0)
