@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -13,25 +12,32 @@ import numpy.typing as npt
 
 from flowrl.batch import Batch, MultiAgentBatch
 from flowrl.metrics import Sum
-from flowrl.numbers import check_finite, check_whole
+from flowrl.numbers import check_whole
 from flowrl.pacing import Pacing
 from flowrl.ref import Answer
 from flowrl.rl.replay.memory import Memory
+from flowrl.rl.replay.pool import Floats, Ints, Pool
 from flowrl.rl.replay.rows import PRIORITIES, SLOTS, WEIGHTS, check_batch, columns_to_store
-from flowrl.rl.replay.sumtree import SumTree
+from flowrl.rl.replay.sequences import STATE, Cutter, Items
+from flowrl.rl.replay.settings import check_settings
 from flowrl.rl.replay.table import Table
-
-PRIORITY_FLOOR = 1e-6  # NUMERICS: priority = (|δ| + floor)^alpha
+from flowrl.rl.replay.weights import masses_of, weights_of
 
 
 class ReplayShard:
-    """Stores the newest `capacity` rows and draws minibatches of them, uniformly or by priority (arXiv:1511.05952).
+    """Stores the newest `capacity` rows and draws minibatches: of rows, sequences or episodes, evenly or by priority.
 
     Args:
         capacity: rows that are kept; then the oldest go.
-        prioritized: whether rows are drawn in proportion to (|priority| + 1e-6)^alpha, else uniformly.
+        prioritized: whether items are drawn in proportion to (|priority| + 1e-6)^alpha (arXiv:1511.05952), else evenly.
         alpha: how much priorities count.
         beta: how far `weights` make up for the uneven draw, unless `sample` is told otherwise.
+        sequence: an item is so many rows of one environment that follow each other, with the policy's state before
+            the first; None: one row.
+        period: a sequence begins so many rows after the one before, at most `sequence`, which is the default.
+        episodes: an item is a whole episode.
+        fifo: items are drawn in the order in which they came, each `max_times_sampled` times (default 1).
+        max_times_sampled: an item goes when it was drawn so often; None: never for that.
         frame_stack: how many frames an observation is a stack of, along its first axis: each is stored once; None: as
             the first batch shows, 1: none.
         memory_map: a folder in which the columns lie as files instead of in memory.
@@ -43,7 +49,7 @@ class ReplayShard:
     that follow. The first batch says columns, dtypes and row shapes; MemoryError if the full shard would not fit.
 
     Raises:
-        ValueError: a number is out of range; names it.
+        ValueError: a number is out of range, or two arguments do not go together; names them.
     """
 
     default_cpus = 0
@@ -55,6 +61,11 @@ class ReplayShard:
         prioritized: bool = False,
         alpha: float = 0.6,
         beta: float = 0.4,
+        sequence: int | None = None,
+        period: int | None = None,
+        episodes: bool = False,
+        fifo: bool = False,
+        max_times_sampled: int | None = None,
         frame_stack: int | None = None,
         memory_map: str | os.PathLike[str] | None = None,
         min_size: int = 1,
@@ -64,12 +75,9 @@ class ReplayShard:
         count: int = 1,
         seed: int | np.random.SeedSequence | None = None,
     ):
-        check_whole("capacity", capacity)
-        for name, number in (("alpha", alpha), ("beta", beta)):
-            check_finite(name, number)
-            if number < 0:
-                raise ValueError(f"{name} must be at least 0, got {number!r}")
-        self._pacing = Pacing(min_size, samples_per_insert, error_buffer)
+        check_settings(capacity, alpha, beta, sequence, period, episodes, fifo, prioritized, frame_stack)
+        times = 1 if fifo and max_times_sampled is None else max_times_sampled
+        Pacing(min_size, samples_per_insert, error_buffer, times, sequence or 1)  # checks them
         if min_size > capacity * count:
             raise ValueError(
                 f"min_size={min_size} rows can never be stored: {count} shard{'s' if count > 1 else ''} of "
@@ -78,130 +86,132 @@ class ReplayShard:
         self._capacity, self._alpha, self._beta = int(capacity), float(alpha), float(beta)
         stream = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed, spawn_key=(index,))
         self._rng = np.random.default_rng(stream)
-        if frame_stack is not None:
-            check_whole("frame_stack", frame_stack)
-        self._tree = SumTree(self._capacity) if prioritized else None
-        self._slots = np.full(self._capacity, -1, np.int64)  # of the row at each place
-        self._table = Table(
-            self._capacity,
-            Memory(memory_map, f"replay-{index}"),
-            frame_stack=frame_stack,
-            alone=count == 1,
-            extra={} if self._tree is None else {"priorities": self._tree.nbytes},
-        )
+        joined = sequence is not None or episodes
+        self._items = Items(Cutter(sequence, period or sequence or 1, self._capacity)) if joined else None
+        # Sequences need not go in the order in which they came: of so many places one is free when its turn comes.
+        places = self._capacity * (2 if joined else 1)
+        Memory().check({"the items' numbers": Pool.size(places)})
+        self._pool = Pool(places, prioritized=prioritized, fifo=fifo, times=times, scattered=joined)
+        memory = Memory(memory_map, f"replay-{index}")
+        self._table = Table(self._capacity, memory, frame_stack=frame_stack, alone=count == 1)
 
     @classmethod
     def pacing(cls, *args: Any, **kwargs: Any) -> Pacing:
         """The pacing of a group with these constructor arguments; nothing is constructed."""
         given = inspect.signature(cls).bind_partial(*args, **kwargs).arguments
         names = ("min_size", "samples_per_insert", "error_buffer")
-        return Pacing(**{name: given[name] for name in names if name in given})
+        times = given.get("max_times_sampled")
+        if times is None and given.get("fifo"):
+            times = 1
+        numbers = {name: given[name] for name in names if name in given}
+        return Pacing(**numbers, max_times_sampled=times, item_rows=given.get("sequence") or 1)
 
     def __len__(self) -> int:
-        return self._table.size
+        """The rows that are there to be drawn; of sequences and episodes 0 before the first is whole."""
+        if self._items is None:
+            return self._pool.live
+        return self._table.size if self._pool.live else 0
 
     @property
     def nbytes(self) -> int:
-        """The bytes of what is stored, those of rows yet to come included; of the columns 0 before the first batch."""
-        return self._table.nbytes + (0 if self._tree is None else self._tree.nbytes)
+        """The bytes of the columns, those of rows yet to come included; 0 before the first batch."""
+        return self._table.nbytes
 
     @property
     def mass(self) -> float:
-        """What rows are drawn in proportion to, over all of them: Σ p^alpha, or their number."""
-        return float(self._table.size) if self._tree is None else self._tree.total
+        """What items are drawn in proportion to, over all of them: Σ p^alpha, or their number."""
+        return self._pool.mass
 
-    def add(self, batch: Batch, priorities: npt.ArrayLike | None = None) -> int:
+    def add(self, batch: Batch, priorities: npt.ArrayLike | None = None, *, stream: int | str | None = None) -> int:
         """Stores the valid rows of a batch, time-major or (B,); returns how many.
 
-        priorities: of each row, of the batch's leading shape; else its column `priorities`, else rows get the largest
-        priority that is stored.
+        priorities: of each row, of the batch's leading shape; else its column `priorities`, else items get the largest
+            that is stored. Sequences and episodes always do.
+        stream: whose experience it is, where items are sequences or episodes: a batch goes on where the last one of
+            its stream ended, environment by environment. None: it stands alone (`flowrl.rl.replay.sequences.Cutter`).
 
         Raises:
             ValueError: other columns than before, or priorities that are not finite or of another shape.
+            MemoryError: the first batch shows that the full shard would need more memory than is free.
         """
+        return self._added(batch, priorities, stream)[0]
+
+    def _added(self, batch: Batch, priorities: npt.ArrayLike | None, stream: int | str | None) -> tuple[int, int]:
+        """(rows stored, draws that overwritten items had left)"""
         batch = check_batch(batch)
         columns = columns_to_store(batch)
-        masses = self._masses_of(batch, priorities)
+        if self._items is None:
+            masses = self._masses_of(batch, priorities)
+            count = self._table.write(batch, columns)
+            return count, self._pool.put(count, masses) if count else 0
+        if priorities is not None:
+            raise ValueError("sequences and episodes begin with the largest priority: give none with their rows")
         first = self._table.head
-        count = self._table.write(batch, columns)
-        if count:
-            self._mark(first, count, masses)
-        return count
+        count = self._table.write(batch, {n: array for n, array in columns.items() if not n.startswith(STATE)})
+        oldest = self._table.head - self._table.size
+        made = self._items.cutter.cut(batch, first, stream)
+        whole = [i for i, rows in enumerate(made.rows) if rows[0] >= oldest]
+        gone = self._items.outdated(oldest)
+        forgone = 0 if self._pool.left is None else int(self._pool.left[gone].sum())
+        self._pool.remove(gone)
+        if whole:
+            forgone += self._pool.put(len(whole), None)
+            places = np.arange(self._pool.head - len(whole), self._pool.head) % self._pool.capacity
+            self._items.put(places, made.only(whole))
+        return count, forgone
 
-    def _masses_of(self, batch: Batch, priorities: npt.ArrayLike | None) -> npt.NDArray[np.float64] | None:
+    def _masses_of(self, batch: Batch, priorities: npt.ArrayLike | None) -> Floats | None:
         if priorities is None:
             priorities = batch.get(PRIORITIES)
-        if priorities is None or self._tree is None:
+        if priorities is None or not self._pool.prioritized:
             return None
         given = np.asarray(priorities)
         if given.shape != batch.leading:
             raise ValueError(f"priorities must have the shape {batch.leading} of the batch's rows, got {given.shape}")
-        return self._mass(given[batch.valid])
-
-    def _mass(self, priorities: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        masses = np.abs(priorities, dtype=np.float64)
-        masses += PRIORITY_FLOOR
-        masses **= self._alpha
-        if not math.isfinite(np.add.reduce(masses)):
-            at = int(np.flatnonzero(~np.isfinite(masses))[0]) if not np.isfinite(masses).all() else 0
-            raise ValueError(f"priorities must be finite, got {priorities[at]} at {at}")
-        return masses
-
-    def _mark(self, first: int, count: int, masses: npt.NDArray[np.float64] | None) -> None:
-        kept = min(count, self._capacity)
-        slots = np.arange(first + count - kept, first + count)
-        start = int(slots[0]) % self._capacity
-        before_end = min(kept, self._capacity - start)
-        self._slots[start : start + before_end] = slots[:before_end]
-        self._slots[: kept - before_end] = slots[before_end:]
-        if self._tree is None:
-            return
-        masses = np.full(kept, self._largest()) if masses is None else masses[-kept:]
-        self._tree.put_range(start, start + before_end, masses[:before_end])
-        self._tree.put_range(0, kept - before_end, masses[before_end:])
-
-    def _largest(self) -> float:
-        assert self._tree is not None
-        return float(self._tree.leaves.max()) or 1.0
+        return masses_of(given[batch.valid], self._alpha)
 
     def sample(self, n: int, *, batches: int = 1, beta: float | None = None) -> Batch:
-        """`batches` minibatches of n rows each, one after the other, with replacement: a (batches·n,) Batch.
+        """`batches` minibatches of n items each, one after the other, with replacement.
 
-        Its columns are those stored, `slots` (int64, what `update_priorities` takes) and `weights` (float32,
-        (N·P)^-beta divided by the largest of the minibatch, 1 without priorities). N and the total of the priorities,
-        global or the shard's, cancel in that quotient: a weight is (the minibatch's smallest mass / its own)^beta.
+        Of rows a (batches·n,) Batch, of sequences and episodes a time-major one (L, batches·n), shorter ones padded
+        with rows that are not `valid`. Its columns are those stored, `slots` (int64, what `update_priorities` takes)
+        and `weights` (float32, (N·P)^-beta divided by the largest of the minibatch, 1 without priorities); of items of
+        several rows, and of the `state/...` before their first, every row says the same.
+
+        N and the total of the priorities, global or the shard's, cancel in the quotient of the weights: it is (the
+        minibatch's smallest mass / the item's own)^beta.
 
         Raises:
-            ValueError: nothing is stored, or a number is out of range.
+            ValueError: nothing can be drawn, fewer draws are left than asked for, or a number is out of range.
         """
         check_whole("n", n)
         check_whole("batches", batches)
-        if not self._table.size:
-            raise ValueError("nothing is stored in this replay shard yet; add a batch before you sample")
-        rows = n * batches
-        if self._tree is None:
-            places, weights = self._rng.integers(0, self._table.size, rows), np.ones(rows, np.float32)
+        count = n * batches
+        places, slots, masses = self._pool.draw(self._rng, count)
+        if masses is None:
+            weights = np.ones(count, np.float32)
         else:
-            places, masses = self._drawn(rows)
-            weights = _weights(masses, n, self._beta if beta is None else beta)
+            weights = weights_of(masses, n, self._beta if beta is None else beta)
+        if self._items is not None:
+            return self._joined(places, slots, weights)
         columns = self._table.read(places)
-        columns[SLOTS], columns[WEIGHTS] = self._slots.take(places), weights
-        return Batch.of_fresh(columns, rows)
+        columns[SLOTS], columns[WEIGHTS] = slots, weights
+        return Batch.of_fresh(columns, count)
 
-    def _drawn(self, rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        assert self._tree is not None
-        places = self._tree.find(self._rng.random(rows))
-        masses = self._tree.leaves.take(places, mode="clip")
-        while not np.minimum.reduce(masses) > 0.0:  # see SumTree.find: as good as never
-            empty = np.flatnonzero(masses <= 0.0)
-            places[empty] = self._tree.find(self._rng.random(len(empty)))
-            masses = self._tree.leaves.take(places, mode="clip")
-        return places, masses
+    def _joined(self, places: Ints, slots: Ints, weights: npt.NDArray[np.float32]) -> Batch:
+        assert self._items is not None
+        rows, valid = self._items.rows_at(places)
+        read = self._table.read(rows.reshape(-1) % self._capacity)
+        columns = {name: array.reshape(*rows.shape, *array.shape[1:]) for name, array in read.items()}
+        columns |= self._items.states_at(places, len(rows))
+        columns |= {SLOTS: np.broadcast_to(slots, rows.shape), WEIGHTS: np.broadcast_to(weights, rows.shape)}
+        return Batch({**columns, "valid": valid}, time_major=True)
 
     def update_priorities(self, slots: npt.ArrayLike, priorities: npt.ArrayLike) -> int:
-        """Gives rows, by the `slots` of a sample, new priorities; returns how many were too late.
+        """Gives items, by the `slots` of a sample, new priorities; returns how many were too late.
 
-        A row that was overwritten since is left alone. Of a slot that comes twice, the last priority counts.
+        An item that was overwritten since, or has gone, is left alone. Of a slot that comes twice, the last priority
+        counts.
 
         Raises:
             ValueError: shapes differ, or a priority is not finite.
@@ -209,21 +219,15 @@ class ReplayShard:
         at, given = np.asarray(slots, np.int64).reshape(-1), np.asarray(priorities).reshape(-1)
         if at.shape != given.shape:
             raise ValueError(f"slots and priorities must be as many, got {at.size} and {given.size}")
-        masses = self._mass(given)
-        places = at % self._capacity
-        here = self._slots.take(places) == at
-        late = len(at) - int(np.count_nonzero(here))
-        if late:
-            places, masses = places[here], masses[here]
-        if self._tree is not None and len(places):
-            self._tree.put(places, masses)
-        return late
+        return self._pool.reweigh(at, masses_of(given, self._alpha))
 
     # what a graph asks
-    def store(self, batch: Batch | MultiAgentBatch) -> Answer[None]:
-        """`add` for a graph: says `inserted`, and the `size` and `mass` of the shard."""
-        inserted = self.add(batch)  # type: ignore[arg-type]  # add refuses the other
-        return Answer(None, {"inserted": Sum(inserted), **self._holds(), "nbytes": self.nbytes})
+    def store(self, batch: Batch | MultiAgentBatch, stream: int | str | None = None) -> Answer[None]:
+        """`add` for a graph: says the rows `inserted`, the draws `forgone` with items that were overwritten before
+        they were drawn as often as they may be, and the shard's `size`, `mass` and `nbytes`."""
+        inserted, forgone = self._added(batch, None, stream)  # type: ignore[arg-type]  # it refuses the other
+        said = {"inserted": Sum(inserted), **self._holds(), "nbytes": self.nbytes}
+        return Answer(None, said if self._pool.left is None else {**said, "forgone": Sum(forgone)})
 
     def draw(
         self,
@@ -235,7 +239,7 @@ class ReplayShard:
     ) -> Answer[Batch]:
         """`sample` for a graph: says how many rows were `sampled`, and the `size` and `mass` of the shard."""
         batch = self.sample(n, batches=batches, beta=beta)
-        return Answer(batch, {"sampled": Sum(batch.rows), **self._holds()})
+        return Answer(batch, {"sampled": Sum(batch.env_steps), **self._holds()})
 
     def reprioritize(self, trained: Mapping[str, npt.ArrayLike] | None) -> Answer[None]:
         """`update_priorities` for a graph, by columns `slots` and `priorities`: counts those that were `late`."""
@@ -250,27 +254,26 @@ class ReplayShard:
     def get_state(self) -> dict[str, Any]:
         """All that the next sample depends on."""
         return {
+            "capacity": self._capacity,
             "rng": self._rng.bit_generator.state,
             "table": self._table.get_state(),
-            "masses": None if self._tree is None else self._tree.leaves.copy(),
+            "pool": self._pool.get_state(),
+            "items": None if self._items is None else self._items.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a state: the next sample is that of the shard that gave it, number for number."""
+        """Goes on from a state: the next sample is that of the shard that gave it, number for number.
+
+        Raises:
+            ValueError: it is of a shard of other capacity or other items.
+        """
+        if int(state["capacity"]) != self._capacity or (state["items"] is None) != (self._items is None):
+            raise ValueError(
+                f"the state is of a replay shard of capacity {int(state['capacity'])}, this one has {self._capacity}, "
+                "or of other items (sequence, episodes): they must be the same"
+            )
         self._rng.bit_generator.state = state["rng"]
         self._table.set_state(state["table"])
-        if self._tree is not None and state["masses"] is not None:
-            self._tree.put_range(0, self._capacity, np.asarray(state["masses"]))
-
-
-def _weights(masses: npt.NDArray[np.float64], n: int, beta: float) -> npt.NDArray[np.float32]:
-    """(smallest mass of the minibatch / mass)^beta, for minibatches of n."""
-    if not 0.0 <= beta < math.inf:
-        raise ValueError(f"beta must be at least 0 and finite, got {beta!r}")
-    if len(masses) == n:
-        shares = np.minimum.reduce(masses) / masses
-    else:
-        by_batch = masses.reshape(-1, n)
-        shares = (by_batch.min(axis=1, keepdims=True) / by_batch).reshape(-1)
-    shares **= beta
-    return shares.astype(np.float32)
+        self._pool.set_state(state["pool"])
+        if self._items is not None:
+            self._items.set_state(state["items"])
