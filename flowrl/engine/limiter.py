@@ -48,7 +48,7 @@ class Limiter:
         self.coming = 0  # rows on their way into a shard
         self.closed = False  # it watches to the end
         self._largest_insert = self._largest_sample = 0
-        self._total, self._mass = 0, 0.0
+        self._total = 0
         for state in states:
             run.watch(state, self)
 
@@ -58,11 +58,6 @@ class Limiter:
     def size(self) -> int:
         """Rows stored in the living shards."""
         return self._total
-
-    @property
-    def mass(self) -> float:
-        """Their priorities' total."""
-        return self._mass
 
     @property
     def needed(self) -> int:
@@ -136,6 +131,7 @@ class Limiter:
         self.inserted += stored
         stock = self.stocks[state]
         stock.inserted += stored
+        stock.drawn += int(said.get("forgone", 0))  # overwritten before it was drawn as often as it might
         if stock in self.living:
             self._note(stock, said, stock.size + stored)
         ratio = self.sampled / max(self.inserted - self.pacing.min_size, 1)
@@ -172,7 +168,6 @@ class Limiter:
 
     def _sum(self) -> None:
         self._total = sum(stock.size for stock in self.living)
-        self._mass = sum(stock.mass for stock in self.living)
 
     # ---------------------------------------------------------------- deaths
 

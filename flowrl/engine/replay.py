@@ -125,8 +125,6 @@ class ReplayCursor(Cursor):
                 self._batch,
                 batches=self._batches,
                 beta=self._exponent(),
-                total_size=self.limiter.size,
-                total_mass=self.limiter.mass,
             )
             self._window.append((pending.call, stock))
             self.run.moved += 1

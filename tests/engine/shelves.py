@@ -59,9 +59,9 @@ class Shelf:
         self.asked.append(("store", len(batch["x"])))
         return Answer(len(batch["x"]), {**self._figures(), "inserted": Sum(len(batch["x"]))})
 
-    def draw(self, n: int, *, batches: int, beta: float | None, total_size: int, total_mass: float) -> Answer[Batch]:
+    def draw(self, n: int, *, batches: int, beta: float | None) -> Answer[Batch]:
         """Random rows, with the places that they stand at."""
-        self.asked.append(("draw", n, batches, beta, total_size, total_mass))
+        self.asked.append(("draw", n, batches, beta))
         at = self.random.integers(len(self.rows), size=n * batches)
         columns = {"x": np.array([self.rows[i] for i in at.tolist()]), "slots": at}
         if self.wide:

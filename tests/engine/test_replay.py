@@ -48,17 +48,14 @@ def test_samples_and_inserts_keep_their_ratio(
         assert ratio_of(run, 50) == pytest.approx(ratio, rel=0.01)
 
 
-def test_nothing_is_drawn_before_min_size_and_the_totals_are_told(local: Backend) -> None:
+def test_nothing_is_drawn_before_min_size(local: Backend) -> None:
     replay = shelves(2, min_size=20, weights=(1.0, 0.5))
     flow = stored_and_drawn(replay, rollouts(rows=3), batch=4, batches=2, beta=0.7)
     with flowrl.run(flow, local, seed=0) as run:
         run.step(1)
         told = [entry for handle in run.actors["replay"] for entry in handle.ask("history").result()]
     assert sum(rows for what, rows, *_ in told if what == "store") >= 20
-    (what, n, batches, beta, size, mass), *_ = [entry for entry in told if entry[0] == "draw"]
-    assert (what, n, batches, beta) == ("draw", 4, 2, 0.7)
-    assert size >= 20
-    assert size / 2 < mass < size  # of both shards, half of whose rows weigh half
+    assert next(entry for entry in told if entry[0] == "draw") == ("draw", 4, 2, 0.7)
 
 
 def test_shards_are_drawn_from_in_proportion_to_their_mass(local: Backend) -> None:

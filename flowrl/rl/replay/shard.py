@@ -229,14 +229,7 @@ class ReplayShard:
         said = {"inserted": Sum(inserted), **self._holds(), "nbytes": self.nbytes}
         return Answer(None, said if self._pool.left is None else {**said, "forgone": Sum(forgone)})
 
-    def draw(
-        self,
-        n: int,
-        batches: int = 1,
-        beta: float | None = None,
-        total_size: int | None = None,
-        total_mass: float | None = None,
-    ) -> Answer[Batch]:
+    def draw(self, n: int, batches: int = 1, beta: float | None = None) -> Answer[Batch]:
         """`sample` for a graph: says how many rows were `sampled`, and the `size` and `mass` of the shard."""
         batch = self.sample(n, batches=batches, beta=beta)
         return Answer(batch, {"sampled": Sum(batch.env_steps), **self._holds()})
