@@ -27,7 +27,8 @@ class SumTree:
         # From the leaves up, each level of as many numbers as the next has sums of FAN_OUT.
         self._levels = [np.zeros(FAN_OUT * count) for count in counts] + [np.zeros(counts[-1])]
         self._blocks = [level.reshape(-1, FAN_OUT) for level in self._levels[:-1]]
-        self._before = np.zeros(counts[-1] + 1)  # the sums of the top level from the left, 0 first
+        self._before = np.zeros(counts[-1] + 1)  # what stands left of each sum of the top level, and at last all
+        self._upto = self._before[1:]  # the same, each sum included
         self._stale = False
 
     @property
@@ -71,15 +72,16 @@ class SumTree:
         With uniform shares a place comes up with probability mass / total. Rounding may, once in some 2^50 shares,
         lead past the last mass of a block, to a place that may be empty: who draws looks for that.
         """
-        before = self._refreshed()
-        targets = shares * float(before[-1])  # below the total: a share is at most 1 - 2**-53
-        at = before.searchsorted(targets, "right") - 1
-        targets -= before.take(at)
+        upto = self._refreshed()
+        targets = shares * float(upto[-1])  # below the total: a share is at most 1 - 2**-53
+        at: Ints = upto.searchsorted(targets, "right")
+        targets -= self._before.take(at)
         for level in range(len(self._blocks) - 1, -1, -1):
             children = self._blocks[level].take(at, axis=0)
             sums = np.add.accumulate(children, axis=1)
             inside = (sums > targets[:, None]).argmax(axis=1)
-            at = at * FAN_OUT + inside
+            at *= FAN_OUT
+            at += inside
             if level:
                 rows = np.arange(len(at))
                 targets -= sums[rows, inside] - children[rows, inside]
@@ -87,6 +89,6 @@ class SumTree:
 
     def _refreshed(self) -> Floats:
         if self._stale:
-            np.add.accumulate(self._levels[-1], out=self._before[1:])
+            np.add.accumulate(self._levels[-1], out=self._upto)
             self._stale = False
-        return self._before
+        return self._upto
