@@ -157,7 +157,10 @@ def compare(name: str, turns: Mapping[str, Callable[[], None]], seconds: float, 
     print(f"{name:22}", end="")
     for library, rates in found.items():
         ratio = statistics.median(mine / other for mine, other in zip(ours, rates, strict=True))
-        print(f"  {library} {statistics.median(rates):9,.1f}" + (f" (×{ratio:.2f})" if library != "flowrl" else ""), end="")
+        print(
+            f"  {library} {statistics.median(rates):9,.1f}" + (f" (×{ratio:.2f})" if library != "flowrl" else ""),
+            end="",
+        )
     print(flush=True)
 
 
