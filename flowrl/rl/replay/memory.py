@@ -52,16 +52,15 @@ class Memory:
         if self._folder is None:
             return np.empty(shape, dtype)
         self._folder.mkdir(parents=True, exist_ok=True)
-        return np.memmap(self._file(name), np.dtype(dtype), "w+", shape=shape)
+        return np.asarray(np.memmap(self._file(name), np.dtype(dtype), "w+", shape=shape))
 
     def longer(self, name: str, array: Array, rows: int) -> Array:
         """The array with more rows; the one given is used no more."""
-        if isinstance(array, np.memmap):
+        if self._folder is not None:
             dtype, shape = array.dtype, (rows, *array.shape[1:])
-            array.flush()
             with open(self._file(name), "r+b") as file:
                 file.truncate(dtype.itemsize * int(np.prod(shape)))
-            return np.memmap(self._file(name), dtype, "r+", shape=shape)
+            return np.asarray(np.memmap(self._file(name), dtype, "r+", shape=shape))
         array.resize((rows, *array.shape[1:]), refcheck=False)  # nobody else holds it; Linux moves pages, no bytes
         return array
 

@@ -170,6 +170,7 @@ def test_files_hold_the_columns(tmp_path: Any) -> None:
         write(table, batch)
         naive.write(batch)
         check_reads(table, naive)
+    assert all(type(array) is np.ndarray for array in table.read(np.arange(4)).values())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["replay-0.numbers.bin", "replay-0.obs.bin"]
 
 
