@@ -57,12 +57,15 @@ class Policy(WithCritics):
             self.set_weights(initial_weights(spec, spaces, sequence))
         self._generator = torch.Generator()
         self._generator.manual_seed(int(sequence.generate_state(2, np.uint64)[1] >> 1))
-        self._noise_rng = np.random.default_rng(np.random.SeedSequence(sequence.entropy, spawn_key=(NOISE,)))
+        self._noise_rng = np.random.default_rng(
+            np.random.SeedSequence(sequence.entropy, spawn_key=(*sequence.spawn_key, NOISE))
+        )
 
     def _adopt(self, module: nn.Module, statistics: ObsStatistics | None) -> None:
         super()._adopt(module, statistics)
         self._towers = module.towers() if isinstance(module, ActorCritic) else None
         self.state_shapes: dict[str, tuple[int, ...]] = dict(getattr(module, "state_shapes", {}))
+        self._draw: Callable[..., None] | None = getattr(module, "resample", None)
         self._target: Policy | None = None
 
     # acting
@@ -209,11 +212,11 @@ class Policy(WithCritics):
 
         rng: draws it; None: the policy's own generator. A module of one's own takes part if it has `resample(rng)`.
         """
-        rng = self._noise_rng if rng is None else rng
-        for policy in (self, self._target):
-            draw: Callable[..., None] | None = None if policy is None else getattr(policy.module, "resample", None)
-            if draw is not None:
-                draw(rng)
+        if self._draw is not None:
+            rng = self._noise_rng if rng is None else rng
+            self._draw(rng)
+            if self._target is not None:
+                self._target.resample(rng)
 
     def noise_state(self) -> dict[str, Any]:
         """The state of the generator that `resample` draws from."""
