@@ -31,7 +31,8 @@ class Limiter:
     With diff = inserted · samples_per_insert - sampled (Reverb's SampleToInsertRatio, arXiv:2102.04736), rows on their
     way included, and c = min_size · samples_per_insert,
 
-        an insert of n rows may go where   diff + n · samples_per_insert <= c + error_buffer, or min_size is not reached
+        an insert of n rows may go where   diff + n · samples_per_insert <= c + error_buffer, or min_size is not
+                                           reached, or no shard has the rows of a sample (max_times_sampled)
         a sample of n rows may go where    diff - n >= c - error_buffer, and min_size rows are stored
 
     Without an error_buffer it is the larger of the largest insert (times samples_per_insert) and the largest sample
@@ -79,7 +80,7 @@ class Limiter:
         """Whether an item of so many rows may be sent to a shard now."""
         self._largest_insert = max(self._largest_insert, rows)
         ratio = self.pacing.samples_per_insert
-        if ratio is None or self._total + self.coming < self.needed:
+        if ratio is None or self._total + self.coming < self.needed or not self._any_lasts(self._largest_sample):
             return True
         ahead = (self.inserted + self.coming + rows - self.pacing.min_size) * ratio - self.sampled
         return ahead <= self.buffer
@@ -88,7 +89,7 @@ class Limiter:
         """Whether so many rows may be drawn now."""
         if self._total < self.needed:
             return False
-        if self.pacing.max_times_sampled is not None and not any(self._lasts(stock, rows) for stock in self.living):
+        if not self._any_lasts(rows):
             return False
         ratio = self.pacing.samples_per_insert
         if ratio is None:
@@ -110,6 +111,9 @@ class Limiter:
             if left < 0:
                 return stock
         return next(stock for stock in reversed(able) if stock.mass > 0)  # rounding
+
+    def _any_lasts(self, rows: int) -> bool:
+        return self.pacing.max_times_sampled is None or any(self._lasts(stock, rows) for stock in self.living)
 
     def _lasts(self, stock: Stock, rows: int) -> bool:
         times = self.pacing.max_times_sampled
@@ -226,9 +230,11 @@ class Limiter:
                 f"{self.name} holds {self._total} of the {self.needed} rows that must be stored before any is drawn"
                 + ("" if self.fed else ", and nobody will store more: lower its min_size, or store more")
             )
-        times = self.pacing.max_times_sampled
-        if times is not None and not any(self._lasts(stock, rows) for stock in self.living):
-            return f"no shard of {self.name} has {rows} samples left: raise max_times_sampled={times}, or store more"
+        if not self._any_lasts(rows):
+            return (
+                f"no shard of {self.name} has {rows} samples left, and nobody will store more: raise "
+                f"max_times_sampled={self.pacing.max_times_sampled}, or draw fewer at a time"
+            )
         return (
             f"{self.sampled} rows were drawn for {self.inserted} stored ones, {rows} more are too many for "
             f"{self._ratio()}: raise error_buffer, or leave it at None"

@@ -30,6 +30,13 @@ class StoreCursor(AskCursor):
         limiter.stores.append(self)
         run.accounts.knobs[name] = limiter.knob_of_inserts
 
+    def pull(self) -> Item | Signal:
+        was_open = not self.closed
+        got = super().pull()
+        if was_open and self.closed:
+            self.run.moved += 1  # whoever draws, and has been asked before it, may now know that it is at its end
+        return got
+
     def _fill(self) -> Signal:
         while len(self._window) < self._size and not self.stage.finished:
             if self._next is None:

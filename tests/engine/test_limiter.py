@@ -113,7 +113,21 @@ def test_each_row_so_many_times() -> None:
     assert paced.choose(2, lambda: 0.0).state is two
     sample(paced, two, 2)
     assert not paced.may_sample(2)
-    assert "no shard of replay has 2 samples left: raise max_times_sampled=2" in paced.why_no_sample(2)
+    assert "no shard of replay has 2 samples left, and nobody will store more: raise max_t" in paced.why_no_sample(2)
+
+
+def test_inserts_go_on_until_one_shard_has_the_rows_of_a_sample() -> None:
+    """Eight rows of three shards are enough for the ratio, but a sample of eight is drawn from one shard."""
+    paced, states = limiter(3, max_times_sampled=1, samples_per_insert=1.0)
+    paced.expects(8)
+    for at in range(7):
+        assert not paced.may_sample(8)
+        assert paced.may_insert(4)
+        insert(paced, states[at % 3], 4)
+        if at == 3:
+            break
+    assert paced.may_sample(8)
+    assert not paced.may_insert(4)
 
 
 @given(
@@ -141,7 +155,7 @@ def test_shards_are_chosen_by_mass() -> None:
     insert(paced, one, 10, mass=1.0)
     insert(paced, two, 10, mass=0.0)
     insert(paced, three, 1, mass=3.0)
-    assert (paced.size, paced.mass) == (21, 4.0)
+    assert paced.size == 21
     chosen = [paced.choose(5, lambda at=at: at / 100).state for at in range(100)]  # type: ignore[misc]
     assert [chosen.count(state) for state in (one, two, three)] == [25, 0, 75]
     assert paced.choose(5, lambda: 1.0 - 2**-53).state is three

@@ -155,9 +155,12 @@ def test_a_window_in_a_round_robin_union_is_deterministic(in_flight: int) -> Non
     assert len({name for name, _ in seen[0][0]}) == 3
 
 
-def test_the_flow_ends_with_what_the_pacing_allows(local: Backend) -> None:
+@pytest.mark.parametrize("drawn_first", [True, False])
+@pytest.mark.parametrize("source", ["async", "sync"])
+def test_the_flow_ends_with_what_the_pacing_allows(local: Backend, source: str, drawn_first: bool) -> None:
     replay = shelves(min_size=8, samples_per_insert=2.0)
-    flow = stored_and_drawn(replay, rollouts(limit=10), batch=4)
+    stored, drawn = rollouts(source, limit=10).for_each(StoreToReplay(replay)), Replay(replay, batch=4)
+    flow = Union([drawn, stored] if drawn_first else [stored, drawn], mode="async", emit=[drawn])
     with flowrl.run(flow, local) as run:
         rows = sum(len(batch["x"]) for batch in run)
     assert 2 * (40 - 8) <= rows <= 2 * (40 - 8) + 8

@@ -175,3 +175,24 @@ def test_rows_of_real_workers_are_drawn_as_often_as_asked(workers: int, envs: in
     inserted = stats.metrics["StoreToReplay"]["inserted"]
     assert 500 * 32 / (inserted - 100) == pytest.approx(4.0, rel=0.01)
     assert stats.env_steps == pytest.approx(inserted, abs=workers * envs * (n + 8 * 4))
+
+
+@pytest.mark.parametrize("backend", [Local(), Delayed(4, likely=0.4)], ids=["local", "delayed"])
+def test_a_queue_gives_each_row_once_and_in_order(backend: Any) -> None:
+    queue = flowrl.actor(ReplayShard, 1000, fifo=True, name="replay")
+    stored = rollouts(rows=3, limit=40).for_each(StoreToReplay(queue))
+    drawn = Replay(queue, batch=4, in_flight=2)
+    with flowrl.run(Union([stored, drawn], mode="async", emit=[drawn]), backend) as run:
+        rows = [row for batch in run for row in batch["x"].tolist()]
+    assert rows == list(range(120))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_that_are_overwritten_while_a_draw_is_under_way_are_never_asked_for(seed: int) -> None:
+    """Each row at most twice, in shards that hold few: draws wait, and no shard is asked for more than it has."""
+    replay = flowrl.actors(ReplayShard, 24, max_times_sampled=2, count=2, name="replay")
+    stored = rollouts(count=2, rows=5).for_each(StoreToReplay(replay, in_flight=3))
+    drawn = Replay(replay, batch=8, in_flight=3)
+    with flowrl.run(Union([stored, drawn], mode="async", emit=[drawn]), Delayed(seed, likely=0.5), seed=seed) as run:
+        rows = [row for batch in run.step(150) for row in batch["x"].tolist()]
+    assert max(rows.count(row) for row in set(rows)) <= 2
