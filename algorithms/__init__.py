@@ -11,12 +11,53 @@ if __name__ != "flowrl.algorithms":
 from flowrl.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from flowrl.algorithms import ppo
+    from flowrl.algorithms import apex, ddpg, dqn, ppo, r2d2, sac, td3
+    from flowrl.algorithms.apex import ApexConfig
+    from flowrl.algorithms.ddpg import DDPGConfig
+    from flowrl.algorithms.dqn import DQNConfig
     from flowrl.algorithms.ppo import PPOConfig
+    from flowrl.algorithms.r2d2 import R2D2Config
+    from flowrl.algorithms.sac import SACConfig
+    from flowrl.algorithms.td3 import TD3Config
 else:
-    __getattr__, __dir__ = lazy_names(__name__, {"ppo": ("PPOConfig",)}, modules=("ppo",))
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "apex": ("ApexConfig",),
+            "ddpg": ("DDPGConfig",),
+            "dqn": ("DQNConfig",),
+            "ppo": ("PPOConfig",),
+            "r2d2": ("R2D2Config",),
+            "sac": ("SACConfig",),
+            "td3": ("TD3Config",),
+        },
+        modules=("apex", "ddpg", "dqn", "ppo", "r2d2", "sac", "td3"),
+    )
 
 # What `flowrl train NAME` and `flowrl.train("name")` know: a config class by the algorithm's name.
-CONFIGS = {"ppo": "PPOConfig"}
+CONFIGS = {
+    "apex": "ApexConfig",
+    "ddpg": "DDPGConfig",
+    "dqn": "DQNConfig",
+    "ppo": "PPOConfig",
+    "r2d2": "R2D2Config",
+    "sac": "SACConfig",
+    "td3": "TD3Config",
+}
 
-__all__ = ["PPOConfig", "ppo"]
+__all__ = [
+    "ApexConfig",
+    "DDPGConfig",
+    "DQNConfig",
+    "PPOConfig",
+    "R2D2Config",
+    "SACConfig",
+    "TD3Config",
+    "apex",
+    "ddpg",
+    "dqn",
+    "ppo",
+    "r2d2",
+    "sac",
+    "td3",
+]

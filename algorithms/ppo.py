@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flowrl import ActorGroup, Batch, Flow, actor, actors, rl
+from flowrl.algorithms.evaluation import check_evaluation, evaluated
 from flowrl.numbers import check_fields
 from flowrl.operators import (
     AddAdvantages,
     ConcatBatches,
-    EvaluateEvery,
     ParallelRollouts,
     ReportMetrics,
     SendWeights,
@@ -83,15 +83,7 @@ class PPOConfig:
     def __post_init__(self) -> None:
         check_fields(
             self,
-            whole=(
-                "num_workers",
-                "envs_per_worker",
-                "unroll",
-                "batch_steps",
-                "epochs",
-                "minibatch",
-                "evaluate_episodes",
-            ),
+            whole=("num_workers", "envs_per_worker", "unroll", "batch_steps", "epochs", "minibatch"),
             positive=("max_grad_norm",),
             not_negative=("value_cost",),
             fraction=("discount", "gae_lambda"),
@@ -99,8 +91,7 @@ class PPOConfig:
         check_rate("learning_rate", self.learning_rate, above_0=True)
         check_rate("clip", self.clip, above_0=True)
         check_rate("entropy_cost", self.entropy_cost, above_0=False)
-        if self.video_dir is not None and self.evaluate_every_env_steps is None:
-            raise ValueError(f"video_dir={self.video_dir!r} is for evaluations: set evaluate_every_env_steps too")
+        check_evaluation(self)
 
     def graph(self) -> Flow[Summary]:
         """The whole algorithm as a flow of summaries."""
@@ -123,9 +114,7 @@ def graph(cfg: PPOConfig) -> Flow[Summary]:
     trained = rollouts.through(learn(cfg, learner, workers))
     if cfg.normalize_rewards:
         trained = trained.for_each(ShareRewardMoments(workers))
-    if cfg.evaluate_every_env_steps is not None:
-        trained = trained.for_each(evaluate(cfg, learner, cfg.evaluate_every_env_steps))
-    return trained.for_each(ReportMetrics())
+    return evaluated(trained, cfg, learner).for_each(ReportMetrics())
 
 
 def learn(
@@ -137,12 +126,3 @@ def learn(
         .for_each(TrainOneStep(learner, epochs=cfg.epochs, minibatch=cfg.minibatch, microbatch=cfg.microbatch))
         .for_each(SendWeights(learner, to=workers))
     )
-
-
-def evaluate(cfg: PPOConfig, learner: ActorGroup[rl.Learner], every_env_steps: int) -> EvaluateEvery:
-    """Evaluations beside training, on environments without what is for training only (clipped rewards)."""
-    evaluators = actor(
-        rl.Evaluator, cfg.env, cfg.policy, env_kwargs=cfg.env_kwargs, env_options=cfg.env_options,
-        num_envs=cfg.envs_per_worker, video_dir=cfg.video_dir, name="evaluators",
-    )  # fmt: skip
-    return EvaluateEvery(evaluators, learner, env_steps=every_env_steps, episodes=cfg.evaluate_episodes)

@@ -40,6 +40,15 @@ class Batch(Mapping[str, Array]):
         self._leading = leading_of(arrays, depth)
         self.time_major = time_major
 
+    @staticmethod
+    def of_fresh(columns: dict[str, Array], rows: int) -> Batch:
+        """A (B,) batch of columns that were just made and that nobody else holds, unchecked: each of `rows` rows."""
+        for array in columns.values():
+            array.setflags(write=False)
+        batch = Batch.__new__(Batch)
+        batch._columns, batch._leading, batch.time_major = columns, (rows,), False
+        return batch
+
     # a mapping
     def __getitem__(self, name: str) -> Array:
         try:
@@ -187,8 +196,7 @@ class Batch(Mapping[str, Array]):
         return f"Batch({'time-major, ' if self.time_major else ''}{columns})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Only contiguous arrays travel out of band; a strided view would be copied into the pickle itself.
-        packed = {name: np.ascontiguousarray(array) for name, array in self._columns.items()}
+        packed = {name: _packed(array) for name, array in self._columns.items()}
         return _restore, (packed, self.time_major)
 
 
@@ -286,8 +294,18 @@ def _names(names: Iterable[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def _restore(columns: dict[str, Array], time_major: bool) -> Batch:
-    return Batch(columns, time_major=time_major)
+def _packed(array: Array) -> Array | tuple[Array, tuple[int, ...]]:
+    """What travels of a column: a contiguous array, and where one was broadcast (stride 0), it without the repeats."""
+    # Only contiguous arrays travel out of band; a strided view would be copied into the pickle itself.
+    if 0 not in array.strides or not array.size:
+        return np.ascontiguousarray(array)
+    once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)
+    return np.ascontiguousarray(array[once]), array.shape
+
+
+def _restore(columns: dict[str, Array | tuple[Array, tuple[int, ...]]], time_major: bool) -> Batch:
+    whole = {n: np.broadcast_to(*packed) if isinstance(packed, tuple) else packed for n, packed in columns.items()}
+    return Batch(whole, time_major=time_major)
 
 
 def _restore_multi_agent(batches: dict[str, Batch], env_steps: int) -> MultiAgentBatch:

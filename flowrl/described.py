@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from flowrl import functions, graph
+from flowrl.checks import pacing_of
 from flowrl.failures import FailurePolicy, Restart
 from flowrl.handles import ActorGroup
 from flowrl.operator import AskOperator
@@ -51,6 +52,9 @@ class Described:
             args = ", ".join(self._value(node, arg) for arg in node.args)
             method = node.method if isinstance(node.method, str) else functions.label_of(node.method)
             return f"{class_name(node.group)}.{method}({args})"
+        if isinstance(node, graph.Replay):
+            beta = "" if node.beta is None else f", beta={self._value(node, node.beta)}"
+            return f"{self._value(node, node.group)}, batch={node.batch}, batches={node.batches}{beta}"
         if isinstance(node, graph.Iterate):
             return f"iterates over {functions.label_of(node.make)}()"
         if isinstance(node, graph.Gather):
@@ -100,12 +104,26 @@ class Described:
             return [*held, f"on_failure={_failure(node.on_failure)}"]
         if isinstance(node, graph.Duplicate):
             return [f"max_lag={node.max_lag}", f"overflow={node.overflow!r}"]
+        if isinstance(node, graph.Replay):
+            return [f"in_flight={node.in_flight}", *self._paced_by(node), f"on_failure={_failure(node.on_failure)}"]
         if isinstance(node, graph.Apply) and isinstance(node.op, AskOperator):
-            return [f"in_flight={node.op.calls_in_flight}"]
+            return [f"in_flight={node.op.calls_in_flight}", *self._paced_by(node)]
         return []
+
+    def paced(self, node: graph.Node) -> tuple[str, str] | None:
+        """The replay group that the node stores in or draws from, and the bounds that its pacing sets, if any."""
+        group = node.group if isinstance(node, graph.Replay) else graph.stored_in(node)
+        bounds = "" if group is None else _pace(group)
+        return (self._group_name(node, group), bounds) if group is not None and bounds else None
+
+    def _paced_by(self, node: graph.Node) -> list[str]:
+        paced = self.paced(node)
+        return [] if paced is None else [f"paced by {clean(paced[0])}"]
 
     def held(self, node: graph.Node) -> list[tuple[str, str]]:
         """The groups that the node's operator holds, and so may message: (full name, the field or "" for a closure)."""
+        if isinstance(node, graph.Replay):
+            return [(self._group_name(node, node.group), "group")]
         if not isinstance(node, graph.Apply):
             return []
         return [
@@ -115,7 +133,7 @@ class Described:
 
     def asks(self, node: graph.Node) -> bool:
         """Whether the node awaits answers of an actor."""
-        return isinstance(node, graph.Apply) and isinstance(node.op, AskOperator)
+        return isinstance(node, graph.Replay) or (isinstance(node, graph.Apply) and isinstance(node.op, AskOperator))
 
     def _group_name(self, node: graph.Node, group: ActorGroup[Any]) -> str:
         return graph.full_name(node, group, self.groups)
@@ -139,6 +157,18 @@ def short(value: Any, name_of: Callable[[ActorGroup[Any]], str], depth: int = 3)
         inner = ", ".join(short(entry, name_of, depth - 1) for entry in value)
         return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' * (len(value) == 1)})"
     return clean(repr(value))
+
+
+def _pace(group: ActorGroup[Any]) -> str:
+    """The bounds that a replay group's pacing sets on those that store and draw; empty where it sets none."""
+    pacing = pacing_of(group)
+    said = [f"min_size={pacing.min_size}"] if pacing.min_size > 1 else []
+    if pacing.samples_per_insert is not None:
+        buffer = "one insert or sample" if pacing.error_buffer is None else f"{pacing.error_buffer:g} rows"
+        said.append(f"samples_per_insert={pacing.samples_per_insert:g} ± {buffer}")
+    if pacing.max_times_sampled is not None:
+        said.append(f"max_times_sampled={pacing.max_times_sampled}")
+    return ", ".join(said)
 
 
 def class_name(group: ActorGroup[Any]) -> str:

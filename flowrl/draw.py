@@ -80,6 +80,8 @@ def _actors(drawn: Described, backend: Backend | None) -> list[str]:
         for name, option in drawn.held(node):
             role = "asked" if drawn.asks(node) else f"held as `{option}`" if option else "held"
             roles[name].append(f"{role} by {drawn.names[node]}")
+    for paced, bounds in dict.fromkeys(filter(None, map(drawn.paced, drawn.nodes))):
+        roles[paced].append(f"paced: {bounds}")
     rows = []
     for name, group in drawn.groups.items():
         if backend is None:
@@ -124,7 +126,7 @@ def _columns(drawn: Described) -> list[str]:
     except GraphError as error:
         return _wrapped(f"error: {clean(str(error))}")
     for node in drawn.nodes:
-        if isinstance(node, graph.Gather) or (node is drawn.root and node.parallel):
+        if isinstance(node, graph.Gather | graph.Replay) or (node is drawn.root and node.parallel):
             columns = known[node]
             told = "not known before the run" if columns is None else ", ".join(sorted(columns)) or "none"
             lines.append(f"{drawn.names[node]}: {clean(told)}")

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from flowrl.errors import GraphError
-from flowrl.failures import FailurePolicy, Restart
+from flowrl.failures import FailurePolicy, Ignore, Raise, Restart
 from flowrl.handles import ActorGroup
 from flowrl.held import held_groups as held_groups
-from flowrl.operator import Operator
+from flowrl.operator import Operator, StoreOperator
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -84,6 +84,19 @@ class Gather(Node):
     mode: Literal["sync", "async"]
     num_async: int = 1
     on_failure: FailurePolicy = field(default_factory=Restart)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Replay(Node):
+    """Minibatches drawn from the actors of a replay group; a source, which the group's pacing may hold back."""
+
+    lives = "on the driver"
+    group: ActorGroup[Any]
+    batch: int
+    batches: int
+    in_flight: int
+    beta: Any = None  # a number, or a function of the run's environment steps
+    on_failure: Ignore | Raise = field(default_factory=Ignore)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -171,12 +184,24 @@ def groups_of(root: Node) -> dict[str, ActorGroup[Any]]:
     """
     found: dict[str, ActorGroup[Any]] = {}
     sources = [(node, node.group) for node in walk(root) if isinstance(node, Shards)]
-    held = [(n, group) for n in walk(root) if isinstance(n, Apply) for group in held_groups(n.op)]
+    held = [(node, group) for node in walk(root) for group in messaged(node)]
     for node, group in sources + held:
         name = full_name(node, group, found)
         if found.setdefault(name, group) is not group:
             raise GraphError(groups_clash(name, found[name], group))
     return found
+
+
+def messaged(node: Node) -> list[ActorGroup[Any]]:
+    """The groups that a node may message without being their shards' source."""
+    if isinstance(node, Replay):
+        return [node.group]
+    return held_groups(node.op) if isinstance(node, Apply) else []
+
+
+def stored_in(node: Node) -> ActorGroup[Any] | None:
+    """The replay group that a node stores items in, if it does."""
+    return node.op.shards if isinstance(node, Apply) and isinstance(node.op, StoreOperator) else None
 
 
 def full_name(node: Node, group: ActorGroup[Any], found: Mapping[str, ActorGroup[Any]]) -> str:

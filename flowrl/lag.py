@@ -43,8 +43,9 @@ class Lag:
 
 
 def worst_lags(root: graph.Node, names: Mapping[graph.Node, str]) -> list[Lag]:
-    """For each gather (and each iterable of the driver): how many of its items may already be asked for, but not
-    consumed, when whoever consumes item k sends a message; so, how many further items the message comes too late for.
+    """For each gather (and each Replay, and each iterable of the driver): how many of its items may already be asked
+    for, but not consumed, when whoever consumes item k sends a message; so, how many further items the message comes
+    too late for.
 
     On a path from the gather to the root the driver holds behind item k at most
 
@@ -57,6 +58,7 @@ def worst_lags(root: graph.Node, names: Mapping[graph.Node, str]) -> list[Lag]:
                                          count; J + S - 1 where items are dropped on the way (filter, drop_oldest)
         gather_async:  J + num_async · S - 1        what is in flight, less the slot of the item consumed last
         from_iterable: J
+        Replay:        J + in_flight - 1
 
     and the worst path counts. Where a shard's operators may give several results a step, the unit is a shard's answer.
     """
@@ -69,6 +71,10 @@ def worst_lags(root: graph.Node, names: Mapping[graph.Node, str]) -> list[Lag]:
             behind = held[node]
             why = ", ".join(behind.why) or "made when it is pulled"
             lags.append(Lag(names[node], behind.items, behind.others, "item", why))
+        elif isinstance(node, graph.Replay):
+            behind = held[node]
+            why = "; ".join([f"{names[node]} in_flight={node.in_flight}", *behind.why])
+            lags.append(Lag(names[node], behind.items + node.in_flight - 1, behind.others, "sample", why))
     return lags
 
 

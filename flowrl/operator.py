@@ -74,6 +74,15 @@ class Context:
         """Whether timing cannot change the numbers of the run's graph (`explain()` says why)."""
         return bool(self._need_run("deterministic").deterministic())
 
+    def living(self, group: ActorGroup[Any]) -> tuple[ActorHandle[Any], ...]:
+        """The live handles of those actors of a group whose process is up."""
+        return self._need_run("living").living_of(group)
+
+    @property
+    def seed(self) -> int:
+        """A seed for this node's own stream of random numbers, from the run's seed and the node's name."""
+        return int(self._need_run("seed").seed())
+
     @property
     def report(self) -> Any:
         """The whole run's metrics and counters (`flowrl.engine.stats.Accounts`)."""
@@ -153,6 +162,16 @@ class AskOperator(Operator[In, Out]):
     def ask(self, value: Ref[Any], ctx: Context) -> Pending[Any]:
         """The call for one item."""
         raise NotImplementedError(f"{type(self).__name__} must define ask(self, value, ctx)")
+
+
+@dataclass
+class StoreOperator(AskOperator[In, Out]):
+    """An AskOperator whose calls put items into `shards`; the pacing of that group says when the next may go.
+
+    `ask` chooses among `ctx.living(self.shards)`; where the chosen one dies, what was on its way is counted as lost.
+    """
+
+    shards: ActorGroup[Any]
 
 
 _NOT_STREAMS = (str, bytes, Mapping)

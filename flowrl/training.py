@@ -78,8 +78,8 @@ def train(
     """Trains until solved, or until total_steps environment steps were taken.
 
     what: a config (`PPOConfig(env=...)`), an algorithm's name with its defaults ("ppo"), or a flow of Summaries.
-    stop_return: solved when the mean raw return of the newest 100 training episodes has reached it and 20 greedy
-        episodes, each environment with its quota set in advance, confirm it.
+    stop_return: solved when the mean raw return of the newest 100 training episodes has reached it, or that of an
+        evaluation beside training, and 20 greedy episodes, each environment with its quota set in advance, confirm it.
     out: a directory for metrics (JSON lines, CSV), the settings with the seed (run.json) and the policy. Ctrl-C saves
         the policy so far, and a note of the KeyboardInterrupt says where; a second one leaves at once.
     observe: called after each Summary.
@@ -111,7 +111,7 @@ def train(
         try:
             for summary in running:
                 _keep(summary, history, files)
-                evaluation = _confirmed(running, summary, stop_return)
+                evaluation = _confirmed(running, history, stop_return)
                 audience.show(Progress(running, summary, evaluation, history))
                 if evaluation is not None and stop_return is not None and evaluation.mean >= stop_return:
                     reason = "solved"
@@ -248,7 +248,24 @@ def _check_item(summary: Any) -> None:
         )
 
 
-def _confirmed(running: Run[Summary], summary: Summary, stop_return: float | None) -> Any:
-    if stop_return is None or summary.episodes < RETURN_WINDOW or not summary.episode_return_mean >= stop_return:
+def _confirmed(running: Run[Summary], history: list[Summary], stop_return: float | None) -> Any:
+    if stop_return is None:
+        return None
+    summary = history[-1]
+    trained = summary.episodes >= RETURN_WINDOW and summary.episode_return_mean >= stop_return
+    if not trained and not any(found >= stop_return for found in _new_evaluations(history)):
         return None
     return running.evaluate(CONFIRMING_EPISODES)
+
+
+def _new_evaluations(history: list[Summary]) -> list[float]:
+    """The mean returns of evaluations beside training (EvaluateEvery) that the newest Summary is the first to tell of.
+
+    Workers that explore for ever, as Ape-X has them, never reach in training what their policy can.
+    """
+    before = history[-2].nodes if len(history) > 1 else {}
+    return [
+        table["return_mean"]
+        for name, table in history[-1].nodes.items()
+        if "return_mean" in table and table.get("evaluations") != before.get(name, {}).get("evaluations")
+    ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowrl.errors import GraphError
-from flowrl.graph import Apply, Duplicate, Node, Shards, groups_clash, held_groups, nodes_clash, walk
+from flowrl.graph import Apply, Duplicate, Node, Shards, groups_clash, messaged, nodes_clash, walk
 from flowrl.handles import ActorGroup
 from flowrl.operator import AskOperator
 
@@ -56,7 +56,7 @@ def _known(node: Node) -> Known:
         _check_consumed_once(node)
     if node.explicit is not None:
         names = _with(names, node.prefix + node.explicit, node, nodes_clash)
-    held = [node.group] if isinstance(node, Shards) else held_groups(node.op) if isinstance(node, Apply) else []
+    held = [node.group] if isinstance(node, Shards) else messaged(node)
     for group in held:
         if not group.auto_named:
             groups = _with(groups, node.prefix + group.name, group, groups_clash)

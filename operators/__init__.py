@@ -14,11 +14,18 @@ if TYPE_CHECKING:
     from flowrl.operators.advantages import AddAdvantages
     from flowrl.operators.batching import ConcatBatches
     from flowrl.operators.evaluation import EvaluateEvery
+    from flowrl.operators.exploration import SetEpsilon
+    from flowrl.operators.goals import RelabelGoals
+    from flowrl.operators.mixing import MixInReplay
+    from flowrl.operators.nstep import NStep
     from flowrl.operators.policies import SelectPolicies
+    from flowrl.operators.priorities import InitialPriorities
+    from flowrl.operators.replay import Replay, StoreToReplay, UpdatePriorities, WaitUntil
     from flowrl.operators.reporting import ReportMetrics, Summary
     from flowrl.operators.rewards import ShareRewardMoments
     from flowrl.operators.rollouts import ParallelRollouts
     from flowrl.operators.standardize import Standardize
+    from flowrl.operators.targets import UpdateTarget
     from flowrl.operators.training import TrainOneStep
     from flowrl.operators.union import Union
     from flowrl.operators.weights import SendWeights
@@ -29,11 +36,18 @@ else:
             "advantages": ("AddAdvantages",),
             "batching": ("ConcatBatches",),
             "evaluation": ("EvaluateEvery",),
+            "exploration": ("SetEpsilon",),
+            "goals": ("RelabelGoals",),
+            "mixing": ("MixInReplay",),
+            "nstep": ("NStep",),
             "policies": ("SelectPolicies",),
+            "priorities": ("InitialPriorities",),
+            "replay": ("Replay", "StoreToReplay", "UpdatePriorities", "WaitUntil"),
             "reporting": ("ReportMetrics", "Summary"),
             "rewards": ("ShareRewardMoments",),
             "rollouts": ("ParallelRollouts",),
             "standardize": ("Standardize",),
+            "targets": ("UpdateTarget",),
             "training": ("TrainOneStep",),
             "union": ("Union",),
             "weights": ("SendWeights",),
@@ -44,13 +58,23 @@ __all__ = [
     "AddAdvantages",
     "ConcatBatches",
     "EvaluateEvery",
+    "InitialPriorities",
+    "MixInReplay",
+    "NStep",
     "ParallelRollouts",
+    "RelabelGoals",
+    "Replay",
     "ReportMetrics",
     "SelectPolicies",
     "SendWeights",
+    "SetEpsilon",
     "ShareRewardMoments",
     "Standardize",
+    "StoreToReplay",
     "Summary",
     "TrainOneStep",
     "Union",
+    "UpdatePriorities",
+    "UpdateTarget",
+    "WaitUntil",
 ]

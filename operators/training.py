@@ -18,18 +18,25 @@ class TrainInfo:
     """What one call of the learner's `train` did; its weights stay in the object store (see SendWeights).
 
     learner: the actor. policy_version: of the weights that came out. env_steps: valid steps in the batch.
-    metrics: `policy/name` to number.
+    metrics: `policy/name` to number. answer: a reference to what the learner's `train` answered, which is the Batch
+    of `slots` and `priorities` for rows from a replay shard (see UpdatePriorities); None where it answered nothing.
     """
 
     learner: str
     policy_version: int | None
     env_steps: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+    answer: Ref[Any] | None = field(default=None, compare=False, repr=False)
 
     @staticmethod
-    def of(learner: str, env_steps: int, info: Info) -> TrainInfo:
-        """From the Info of the learner's answer."""
-        return TrainInfo(learner, info.policy_version, env_steps, dict(info.metrics))
+    def of(learner: str, env_steps: int, answer: Ref[Any] | None, info: Info) -> TrainInfo:
+        """From the Info of the learner's answer, and a reference to its payload."""
+        # One without a payload would only keep the weights beside it in the object store.
+        given = answer.with_info(**info._asdict()) if answer is not None and info.nbytes else None
+        return TrainInfo(learner, info.policy_version, env_steps, dict(info.metrics), given)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a reference belongs to its run
+        return TrainInfo, (self.learner, self.policy_version, self.env_steps, self.metrics)
 
 
 @dataclass
@@ -77,7 +84,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
         if self.microbatch is not None:
             sizes["microbatch"] = self.microbatch
         pending = learner.ask("train", value, **sizes, env_steps=ctx.env_steps)
-        return pending.made_from_info(partial(TrainInfo.of, learner.name, value.info.env_steps))
+        return pending.made_from_info(partial(TrainInfo.of, learner.name, value.info.env_steps, pending.ref))
 
 
 def _needs(entry: Any) -> Any:

@@ -24,7 +24,17 @@ from flowrl import (
     from_iterable,
 )
 from flowrl.handles import ActorGroup
-from flowrl.operators import ConcatBatches, ParallelRollouts, SendWeights, TrainOneStep, Union
+from flowrl.operators import (
+    ConcatBatches,
+    ParallelRollouts,
+    Replay,
+    SendWeights,
+    StoreToReplay,
+    TrainOneStep,
+    Union,
+    UpdatePriorities,
+)
+from flowrl.pacing import Pacing
 
 
 class Worker:
@@ -57,6 +67,14 @@ class Keeper:
         return n
 
     def train(self, batch: Any) -> None: ...
+
+    def store(self, batch: Any) -> None: ...
+
+    def draw(self, n: int) -> None: ...
+
+    @classmethod
+    def pacing(cls, **given: Any) -> Pacing:
+        return Pacing(min_size=100, samples_per_insert=8.0)
 
 
 @dataclass
@@ -131,6 +149,14 @@ def off_policy() -> Flow[Any]:
     return Union([stored, trained], mode="async", emit=[trained])
 
 
+def replayed() -> Flow[Any]:
+    workers, replay = actors(Worker, count=2, name="workers"), actors(Keeper, count=2, name="replay")
+    learner = actor(Keeper, name="learner")
+    stored = ParallelRollouts(workers).for_each(Advantages()).gather_async().for_each(StoreToReplay(replay))
+    trained = Replay(replay, batch=32, batches=4, in_flight=2).for_each(TrainOneStep(learner))
+    return Union([stored, trained.for_each(UpdatePriorities())], mode="async")
+
+
 @st.composite
 def flows(draw: st.DrawFn) -> Flow[Any]:
     """Small graphs of every node kind, names of any characters."""
@@ -144,7 +170,7 @@ def flows(draw: st.DrawFn) -> Flow[Any]:
 
     def source() -> Flow[Any]:
         if draw(st.booleans()):
-            return from_iterable(list)
+            return Replay(keeper, batch=2) if draw(st.booleans()) else from_iterable(list)
         shards = from_items([1], num_shards=draw(st.integers(1, 3)))
         for _ in range(draw(st.integers(0, 2))):
             shards = draw(st.sampled_from([shards.flatten, partial(shards.batch, 2), partial(shards.for_each, abs)]))()

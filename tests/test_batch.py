@@ -205,6 +205,18 @@ def test_multi_agent_counts_and_selects():
         multi(env_steps=-1)
 
 
+def test_what_is_broadcast_travels_once():
+    states = np.broadcast_to(np.arange(6000.0).reshape(2, 3000), (80, 2, 3000))
+    batch = Batch({"state": states, "one": np.broadcast_to(np.float32(3), (80, 2))}, time_major=True)
+    data = pickle.dumps(batch, protocol=5)
+    assert len(data) < 2 * 6000 * 8
+    back = pickle.loads(data)
+    assert back == batch
+    assert not back["state"].flags.writeable
+    empty = Batch({"state": np.broadcast_to(np.zeros((1, 0)), (4, 0))})
+    assert pickle.loads(pickle.dumps(empty)) == empty
+
+
 def test_multi_agent_concat_pickle_and_replace():
     joined = MultiAgentBatch.concat([multi(a=rows(1)), multi(a=rows(2), b=rows(3))])
     assert joined == multi(8, a=rows(1, 2), b=rows(3))

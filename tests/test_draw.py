@@ -23,7 +23,7 @@ from flowrl import (
     graph,
 )
 from flowrl.described import clean, short
-from tests.drawn_graphs import Advantages, Keeper, Worker, branching, flows, off_policy, ppo_like
+from tests.drawn_graphs import Advantages, Keeper, Worker, branching, flows, off_policy, ppo_like, replayed
 
 
 def test_explain_shows_a_chain_with_its_actors_order_and_columns() -> None:
@@ -143,6 +143,39 @@ columns
     both = shards.union(from_items([1], num_shards=1))
     assert "union" in both.to_svg()
     assert "columns\n  union: not known before the run" in both.explain()
+
+
+def test_explain_shows_what_paces_a_replay_group() -> None:
+    assert (
+        replayed().explain()
+        == """\
+Union: each line gets its items from the line below it
+
+● Union               driver       async
+├─● StoreToReplay     driver       StoreToReplay(shards=replay)  [in_flight=2, paced by replay]
+│ ● gather_async      driver       items as they are ready  [num_async=2, on_failure=Restart(3)]
+│ ● Advantages        2 × workers  Advantages(scale=ndarray float64(2, 3), shape=max)
+│ ● ParallelRollouts  2 × workers  Worker.sample()
+└─● UpdatePriorities  driver       UpdatePriorities(to='origin')
+  ● TrainOneStep      driver       TrainOneStep(learner=learner, epochs=1)  [in_flight=1]
+  ● Replay            driver       replay, batch=32, batches=4  [in_flight=2, paced by replay, on_failure=Ignore()]
+
+actors
+  workers  2 × Worker  cpus=1  source of ParallelRollouts
+  replay   2 × Keeper  cpus=0  asked by StoreToReplay, asked by Replay, paced: min_size=100,
+      samples_per_insert=8 ± one insert or sample
+  learner  1 × Keeper  cpus=0  asked by TrainOneStep
+
+order
+  not deterministic: items of gather_async, Union come in the order in which they are ready
+  worst lag of ParallelRollouts: 4 items (gather_async: num_async=2 × 2 shards, less the item
+      consumed; StoreToReplay in_flight=2)
+  worst lag of Replay: 1 sample (Replay in_flight=2)
+
+columns
+  gather_async: advantages, obs, rewards
+  Replay: advantages, obs, rewards, slots, weights"""
+    )
 
 
 def test_explain_says_where_a_backend_places_the_groups() -> None:

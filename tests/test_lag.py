@@ -139,6 +139,6 @@ def test_an_iterable_of_the_driver_lags_by_what_is_held() -> None:
 
 @given(flows())
 def test_every_source_of_a_graph_has_a_lag(flow: Flow[Any]) -> None:
-    sources = [node for node in graph.walk(flow.node) if isinstance(node, graph.Gather | graph.Iterate)]
+    sources = [node for node in graph.walk(flow.node) if isinstance(node, graph.Gather | graph.Iterate | graph.Replay)]
     assert len(lags(flow)) == len(sources)
     assert all(lag.items >= 0 for lag in lags(flow))

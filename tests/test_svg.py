@@ -20,7 +20,7 @@ from flowrl import (
 from flowrl.described import Described
 from flowrl.layout import Layout, settle
 from flowrl.svg import _Picture
-from tests.drawn_graphs import branching, flows, off_policy, ppo_like
+from tests.drawn_graphs import branching, flows, off_policy, ppo_like, replayed
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -53,7 +53,7 @@ def check_picture(flow: Flow[Any]) -> None:
             assert layout.boxes[up].x + layout.boxes[up].w < box.x  # from left to right
 
 
-@pytest.mark.parametrize("make", [ppo_like, branching, off_policy])
+@pytest.mark.parametrize("make", [ppo_like, branching, off_policy, replayed])
 def test_svg_has_every_node_once_and_no_overlap(make: Any) -> None:
     flow = make()
     check_picture(flow)

@@ -65,14 +65,19 @@ def _note(places: Places, node: str, item: int | None, shard: str | None, versio
 def stalled(cursors: Iterable[Cursor]) -> FlowStalled:
     """What to raise when no branch can move: names the bound, and the branch that nobody drains."""
     from flowrl.engine.branches import DuplicateCursor
+    from flowrl.engine.replay import ReplayCursor, StoreCursor
 
     reasons = []
+    remedies: dict[str, None] = {}
     for cursor in cursors:
         if isinstance(cursor, DuplicateCursor) and cursor.lagging() and not cursor.closed:
             slow = ", ".join(cursor.lagging())
             reasons.append(f"{cursor.name} (max_lag={cursor.max_lag}) waits for {slow}, which nobody drains")
+            remedies["Raise max_lag, drain the slow branch, or use overflow='drop_oldest'"] = None
+        elif isinstance(cursor, StoreCursor | ReplayCursor) and not cursor.closed and (why := cursor.why_blocked()):
+            reasons.append(f"{cursor.name} waits: {why}")
     return FlowStalled(
         "no branch can move an item and no call is out: "
         + ("; ".join(reasons) or "every branch waits for another")
-        + ". Raise max_lag, drain the slow branch, or use overflow='drop_oldest'"
+        + "".join(f". {remedy}" for remedy in remedies)
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from flowrl import graph
 from flowrl.backends.protocol import Backend, GroupPlan
-from flowrl.checks import check_columns
+from flowrl.checks import check_columns, check_replay, pacing_of
 from flowrl.engine.asks import AskCursor
 from flowrl.engine.blame import NodePlace
 from flowrl.engine.branches import BranchCursor, DuplicateCursor, UnionCursor
@@ -18,13 +18,16 @@ from flowrl.engine.cursors import ApplyCursor, Cursor, IterateCursor, TakeCursor
 from flowrl.engine.failure import InNode
 from flowrl.engine.gathers import AsyncGatherCursor, GatherCursor, ShardFeed, SyncGatherCursor
 from flowrl.engine.host import Pipeline, Start
+from flowrl.engine.limiter import Limiter
 from flowrl.engine.pickling import Handed, copied, own_copy, pickled
+from flowrl.engine.replay import ReplayCursor, StoreCursor
 from flowrl.engine.stage import Stage
 from flowrl.engine.stats import Accounts
 from flowrl.engine.view import NodeView
 from flowrl.errors import GraphError
 from flowrl.handles import ActorGroup, Apart
 from flowrl.operator import AskOperator, Context
+from flowrl.pacing import Pacing
 from flowrl.wiring import check_depth
 
 
@@ -40,6 +43,7 @@ def build(root: graph.Node, backend: Backend, seed: int | None, *, one_each: boo
     groups = graph.groups_of(root)
     counts = {name: 1 if one_each else group.count for name, group in groups.items()}
     check_columns(root, names)
+    check_replay(root, names)
     sources = frozenset(graph.source_group(node, groups) for node in names if isinstance(node, graph.Shards))
     accounts = Accounts(list(names.values()), counts, sources, backend.now)
     whole_seed = secrets.randbits(63) if seed is None else seed
@@ -48,7 +52,7 @@ def build(root: graph.Node, backend: Backend, seed: int | None, *, one_each: boo
         engine.places[name] = NodePlace(name, node.where, graph.path_to(node, names))
     for name, group in groups.items():
         engine.states[name] = [ActorState(name, i, group.actor_class, None) for i in range(counts[name])]
-    builder = _Builder(engine, names, groups)
+    builder = _Builder(engine, names, groups, one_each)
     try:
         engine.root = builder.cursor(root)
         engine.cursors = list(builder.cursors.values())
@@ -67,9 +71,12 @@ def build(root: graph.Node, backend: Backend, seed: int | None, *, one_each: boo
 class _Builder:
     """Makes a cursor for each driver node and a pipeline for each shard."""
 
-    def __init__(self, engine: Engine, names: Mapping[graph.Node, str], groups: Mapping[str, ActorGroup[Any]]):
-        self.engine, self.names, self.groups = engine, names, groups
+    def __init__(
+        self, engine: Engine, names: Mapping[graph.Node, str], groups: Mapping[str, ActorGroup[Any]], one_each: bool
+    ):
+        self.engine, self.names, self.groups, self.one_each = engine, names, groups, one_each
         self.cursors: dict[graph.Node, Cursor] = {}
+        self.limiters: dict[str, Limiter] = {}
         self.pipelines: dict[str, dict[str, Pipeline]] = {name: {} for name in groups}
 
     def cursor(self, root: graph.Node) -> Cursor:
@@ -83,6 +90,10 @@ class _Builder:
         name, engine = self.names[node], self.engine
         if isinstance(node, graph.Gather):
             return self._gather(node)
+        if isinstance(node, graph.Replay):
+            limiter = self._limiter(node, node.group)
+            limiter.on_failure = node.on_failure
+            return ReplayCursor(name, engine, node, limiter)
         above = [self.cursors[up] for up in node.upstream]
         if isinstance(node, graph.Iterate):
             return IterateCursor(name, engine, node.make)
@@ -90,6 +101,9 @@ class _Builder:
             stage = Stage(name, own_copy(node.op, name, node.where), self._context(node))
             stage.open()
             engine.stages.append(stage)
+            group = graph.stored_in(node)
+            if group is not None:
+                return StoreCursor(name, engine, above[0], stage, self._limiter(node, group))
             if isinstance(stage.op, AskOperator):
                 return AskCursor(name, engine, above[0], stage)
             return ApplyCursor(name, engine, above[0], stage, node.where)
@@ -105,6 +119,17 @@ class _Builder:
 
     def _context(self, node: graph.Node) -> Context:
         return Context(self.names[node], NodeView(self.engine, self.names[node], node.prefix))
+
+    def _limiter(self, node: graph.Node, group: ActorGroup[Any]) -> Limiter:
+        name = graph.full_name(node, group, self.groups)
+        limiter = self.limiters.get(name)
+        if limiter is None:
+            pacing = pacing_of(group)
+            if self.one_each:  # one item is wanted, not the wait for many
+                pacing = Pacing(item_rows=pacing.item_rows)
+            limiter = Limiter(self.engine, name, pacing, self.engine.states[name])
+            self.limiters[name] = limiter
+        return limiter
 
     def _gather(self, node: graph.Gather) -> GatherCursor:
         name, engine = self.names[node], self.engine

@@ -14,9 +14,8 @@ from flowrl.engine.blame import NodePlace, raise_located, raise_record, stalled
 from flowrl.engine.calls import ANSWERED, LOST, ActorState, Call, Calls
 from flowrl.engine.cursors import BLOCKED, END, MISSING, Cursor, Item
 from flowrl.engine.failure import ErrorRecord, InNode
-from flowrl.engine.gathers import GatherCursor
 from flowrl.engine.interrupts import MAIN, Alarm, Interrupts, Mode
-from flowrl.engine.lives import Lives
+from flowrl.engine.lives import Lives, Watcher
 from flowrl.engine.stage import Stage
 from flowrl.engine.stats import Accounts
 from flowrl.engine.transport import unpack
@@ -251,7 +250,7 @@ class Engine:
         state = np.random.SeedSequence(self.seed, spawn_key=key).generate_state(2, np.uint32)
         return (int(state[0]) << 31) ^ int(state[1])
 
-    def watch(self, state: ActorState, cursor: GatherCursor) -> None:
+    def watch(self, state: ActorState, cursor: Watcher) -> None:
         """A gather wants to decide what its shard's death means."""
         self.lives.watch(state, cursor)
 

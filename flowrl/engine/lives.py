@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flowrl.backends.protocol import GroupPlan
 from flowrl.engine.calls import ANSWERED, LOST, ActorState, Call
@@ -13,7 +13,24 @@ from flowrl.operator import ItemId
 
 if TYPE_CHECKING:
     from flowrl.engine.core import Engine
-    from flowrl.engine.gathers import GatherCursor
+
+
+class Watcher(Protocol):
+    """Who decides what the death of an actor means."""
+
+    closed: bool
+
+    def died(self, state: ActorState, reason: str) -> None:
+        """Its process has ended.
+
+        Raises:
+            ActorDied: the run does not go on.
+        """
+        ...
+
+    def restarted(self, state: ActorState) -> None:
+        """It is up again and has been greeted."""
+        ...
 
 
 class Lives:
@@ -24,11 +41,11 @@ class Lives:
         self.plans: dict[str, GroupPlan] = {}
         self.bodies: dict[str, Callable[[ActorState], Any]] = {}  # what an actor of the group is started with
         self.timers: list[tuple[float, Callable[[], None]]] = []
-        self._watchers: dict[ActorState, list[GatherCursor]] = {}
+        self._watchers: dict[ActorState, list[Watcher]] = {}
         self._greeting = False  # only once all have come up
 
-    def watch(self, state: ActorState, cursor: GatherCursor) -> None:
-        """A gather wants to decide what its shard's death means."""
+    def watch(self, state: ActorState, cursor: Watcher) -> None:
+        """A gather, or the pacing of a replay group, wants to decide what the death of its shard means."""
         self._watchers.setdefault(state, []).append(cursor)
 
     def bring_up(self) -> None:

@@ -61,6 +61,7 @@ class Accounts:
         self.wait_s = 0.0
         self.started = clock()
         self.warnings: list[str] = []
+        self.knobs: dict[str, str] = {}  # of nodes that a bound may hold back: what to turn
         self.lock = threading.RLock()
 
     def begin(self) -> None:
@@ -231,8 +232,10 @@ def _verdict(accounts: Accounts, elapsed: float, driver_busy_s: float) -> str:
         )
         return f"limited by {top} (busy {use[top]:.0%}): {knob}"
     if blocked and max(blocked.values()) > 0.3:
-        name = max(blocked, key=lambda n: blocked[n])
-        return f"limited by a bound at {name} (blocked {blocked[name]:.0%}): raise max_lag, or drain its sibling faster"
+        # Who waits for a node that waits is blocked as long: the reason stands where a knob is.
+        name = max(blocked, key=lambda n: (round(blocked[n], 1), n in accounts.knobs))
+        knob = accounts.knobs.get(name, "raise max_lag, or drain its sibling faster")
+        return f"limited by a bound at {name} (blocked {blocked[name]:.0%}): {knob}"
     if len(use) > 1 and sum(use.values()) > 0.75:
         return (
             f"the groups take turns ({shares}): gather_async or a larger in_flight would overlap them, at the price of "

@@ -30,6 +30,14 @@ class NodeView:
             )
         return tuple(self.engine.handle(state, self.node, held=True) for state in states)
 
+    def living_of(self, group: ActorGroup[Any]) -> tuple[ActorHandle[Any], ...]:
+        """Those of `actors_of` whose process is up."""
+        return tuple(handle for handle in self.actors_of(group) if self.engine.state_of(handle).up)
+
+    def seed(self) -> int:
+        """The seed of the node's own random stream."""
+        return self.engine.seed_of(self.node)
+
     def bound(self, handles: tuple[ActorHandle[Any], ...]) -> tuple[ActorHandle[Any], ...]:
         """The same actors, messaged in this node's name."""
         engine = self.engine

@@ -8,11 +8,13 @@ from flowrl.lazy import lazy_names
 
 if TYPE_CHECKING:
     from flowrl.rl import losses, returns, schedules
+    from flowrl.rl.actor_learner import SACLearner, TD3Learner
     from flowrl.rl.envs import EnvContext
     from flowrl.rl.evaluator import Evaluator
     from flowrl.rl.learner import Learner
     from flowrl.rl.losses import Loss, LossOut
     from flowrl.rl.policy import Policy
+    from flowrl.rl.replay import ReplayShard
     from flowrl.rl.spec import PolicySpec, Progress
     from flowrl.rl.worker import RolloutWorker
     from flowrl.rl.wrappers import EnvOptions
@@ -20,11 +22,13 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "actor_learner": ("SACLearner", "TD3Learner"),
             "envs": ("EnvContext",),
             "evaluator": ("Evaluator",),
             "learner": ("Learner",),
             "losses": ("Loss", "LossOut"),
             "policy": ("Policy",),
+            "replay": ("ReplayShard",),
             "spec": ("PolicySpec", "Progress"),
             "worker": ("RolloutWorker",),
             "wrappers": ("EnvOptions",),
@@ -42,7 +46,10 @@ __all__ = [
     "Policy",
     "PolicySpec",
     "Progress",
+    "ReplayShard",
     "RolloutWorker",
+    "SACLearner",
+    "TD3Learner",
     "losses",
     "returns",
     "schedules",

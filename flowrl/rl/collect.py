@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from flowrl.rl.fragment import Fragment
-from flowrl.rl.observations import MASK, Obs
+from flowrl.rl.masks import Mask
+from flowrl.rl.observations import MASK, NEXT_MASK, Obs
 from flowrl.rl.unroll import Unroll
 from flowrl.rl.view import View
 
@@ -50,31 +51,48 @@ def collect(fragment: Fragment, unroll: Unroll, view: View) -> None:
             plain_SN[t + 1] = obs_N
         if finals:
             fragment.finals.extend((t, n, obs) for n, obs in finals)
+            fragment.final_masks.extend(view.final_masks)
         fragment.taken += 1
 
 
-def columns_of(fragment: Fragment, unroll: Unroll, *, next_obs: bool) -> dict[str, npt.NDArray[Any]]:
+def columns_of(
+    fragment: Fragment, unroll: Unroll, last_mask_N: Mask | None = None, *, next_obs: bool
+) -> dict[str, npt.NDArray[Any]]:
     """The columns of a filled fragment (T, N, ...), but for `valid`; rewards as the environment gave them.
+
+    last_mask_N: which actions may be taken after the last step.
 
     Raises:
         FloatingPointError: the policy's outputs or values are not finite.
     """
-    logp_TN, values_SN = unroll.finish(fragment.obs_SN)
-    final_obs = fragment.final_obs()
-    places = [(t, n) for t, n, _ in fragment.finals]
-    final_values = None if final_obs is None else unroll.final_values(final_obs, places)
-    columns = {
-        **fragment.columns(),
-        "actions": unroll.actions_TN,
-        "logp": logp_TN,
-        "values": values_SN[:-1],
-        "next_values": fragment.following(values_SN, final_values),
-    }
+    final_masks = np.stack(fragment.final_masks) if fragment.final_masks else None
+    columns = {**fragment.columns(), "actions": unroll.actions_TN}
+    if unroll.judges:
+        columns |= _judgements(fragment, unroll, last_mask_N, final_masks)
+    else:
+        unroll.check()
     if unroll.masks_TN is not None:
         columns[MASK] = unroll.masks_TN
+        if next_obs and last_mask_N is not None:
+            masks_SN = np.concatenate((unroll.masks_TN, last_mask_N[None]))
+            columns[NEXT_MASK] = fragment.following(masks_SN, final_masks)
     if unroll.state_SN:
         columns["starts"] = fragment.starts_TN
         columns |= {f"state/{name}": h_SN[:-1] for name, h_SN in unroll.state_SN.items()}
     if next_obs:
         columns |= fragment.layout.columns("next_obs", fragment.following_obs())
     return columns
+
+
+def _judgements(
+    fragment: Fragment, unroll: Unroll, last_mask_N: Mask | None, final_masks: Mask | None
+) -> dict[str, npt.NDArray[Any]]:
+    """The columns of log-probabilities and values (T, N)."""
+    logp_TN, values_SN = unroll.finish(fragment.obs_SN, last_mask_N)
+    final_obs = fragment.final_obs()
+    places = [(t, n) for t, n, _ in fragment.finals]
+    final_values = None if final_obs is None else unroll.final_values(final_obs, places, final_masks)
+    following_TN = fragment.following(values_SN, final_values)
+    columns = {"logp": logp_TN, "values": values_SN[:-1], "next_values": following_TN}
+    q_taken_TN = unroll.q_taken()
+    return columns if q_taken_TN is None else {**columns, "q_taken": q_taken_TN}

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from flowrl.rl.actions import ActionLayout
+from flowrl.rl.deterministic import Deterministic
 
 LOG_2PI = math.log(2.0 * math.pi)
 MASKED = torch.finfo(torch.float32).min
@@ -268,6 +269,8 @@ def distribution_of(layout: ActionLayout) -> Callable[[Tensor], Distribution]:
         return lambda params: MultiCategorical(params, layout.choices, shape)
     if layout.kind == "multi_binary":
         return lambda params: Bernoulli(params, shape)
+    if layout.kind == "scaled_box":
+        return lambda params: Deterministic(params, shape, layout.noise)
     if layout.squash:
         log_scale = float(np.log(0.5 * (layout.high.astype(np.float64) - layout.low)).sum())
         return lambda params: SquashedGaussian(params, shape, log_scale)

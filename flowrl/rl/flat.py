@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ class FlatModule:
         buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
         buffers += [] if statistics is None else [statistics.mean, statistics.var]
         self.flat, self._num_parameters = _flatten(self.parameters, buffers)
+        self._spans = {"all": slice(0, self._num_parameters)}
         # What the default model's gradient is taken for: the same numbers as one leaf of the graph.
         self._leaf = self.flat_parameters.detach().requires_grad_()
 
@@ -45,10 +46,15 @@ class FlatModule:
             KeyError: no parameter's name begins with the group's.
             ValueError: the group's parameters are not contiguous.
         """
-        return slice(0, self._num_parameters) if group == "all" else _span(self.module, group)
+        if group not in self._spans:
+            self._spans[group] = _span(self.module, group)
+        return self._spans[group]
 
-    def gradient(self, loss: Tensor) -> Tensor:
-        """The flat gradient of a scalar over the parameters; 0 where it does not depend on them or they are frozen."""
+    def gradient(self, loss: Tensor, group: str = "all") -> Tensor:
+        """The flat gradient of a scalar over a parameter group; 0 where it does not depend on it or it is frozen."""
+        return self._gradient(loss)[self.span(group)]
+
+    def _gradient(self, loss: Tensor) -> Tensor:
         trained = [parameter for parameter in self.parameters if parameter.requires_grad]
         through_leaf, *rest = torch.autograd.grad(loss, [self._leaf, *trained], allow_unused=True)
         if through_leaf is not None and all(gradient is None for gradient in rest):
@@ -91,6 +97,12 @@ class FlatModule:
             buffer.copy_(torch.tensor(buffers[name]))
         if self.statistics is not None:
             self.statistics.set_exact(buffers)
+
+    def copy_other_buffers(self, source: FlatModule) -> None:
+        """Takes over what is no part of the flat vector from a module of the same kind."""
+        buffers = _integer_buffers(self.module)
+        if buffers or self.statistics is not None:
+            self.set_other_buffers(source.other_buffers())
 
 
 class evaluating:  # noqa: N801  (a context manager, used like a function)
@@ -137,5 +149,5 @@ def _span(module: nn.Module, group: str) -> slice:
     return slice(spans[0][0], spans[-1][1])
 
 
-def _integer_buffers(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
+def _integer_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, buffer) for name, buffer in module.named_buffers() if not buffer.is_floating_point()]

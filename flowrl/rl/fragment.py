@@ -36,8 +36,8 @@ class Fragment:
     """Arrays for T steps of N environments: observations (T + 1, N, ...), the rest (T, N).
 
     Nested observations are a dict of such arrays by path. `finals` holds (step, environment, observation) of
-    episodes whose last observation the next row does not show. Memory is new with each fragment, because the
-    batch is handed out without a copy.
+    episodes whose last observation the next row does not show, `final_masks` the action masks of these, if any.
+    Memory is new with each fragment, because the batch is handed out without a copy.
     """
 
     def __init__(self, steps: int, num_envs: int, layout: ObsLayout):
@@ -49,6 +49,7 @@ class Fragment:
         self.starts_TN = np.zeros((steps, num_envs), np.bool_)
         self.taken = 0  # steps, so far
         self.finals: list[tuple[int, int, Obs]] = []
+        self.final_masks: list[npt.NDArray[np.bool_]] = []
 
     def put(self, step: int, obs_N: Obs) -> None:
         """Copies observations (N, ...) into row `step`."""

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from flowrl.rl.losses import Loss, LossOut
+from flowrl.rl.loss import LossFunction, LossOut
 from flowrl.rl.policy import Policy
 from flowrl.rl.spec import Progress
 from flowrl.rl.tally import Tally
@@ -15,9 +15,16 @@ from flowrl.rl.tensors import TensorBatch, nonfinite_columns
 
 
 def gradient_of(
-    policy: Policy, loss: Loss, batch: TensorBatch, now: Progress, *, microbatch: int | None, where: str
+    policy: Policy,
+    loss: LossFunction,
+    batch: TensorBatch,
+    now: Progress,
+    *,
+    microbatch: int | None,
+    where: str,
+    group: str = "all",
 ) -> tuple[LossOut, Tensor]:
-    """What the loss gives of a minibatch, and its flat gradient (parameters,).
+    """What the loss gives of a minibatch, and its flat gradient (parameters of the group,).
 
     With `microbatch` both are put together from parts of that size, of which only one at a time goes through the
     network: the same loss, gradient and metrics. `where` begins an error's text.
@@ -26,11 +33,11 @@ def gradient_of(
         FloatingPointError: the loss is not finite.
     """
     if microbatch is None or microbatch >= batch.size:
-        return _gradient_at_once(policy, loss, batch, now, where)
-    total, value, tally = torch.zeros_like(policy.flat_parameters), torch.zeros(()), Tally()
+        return _gradient_at_once(policy, loss, batch, now, where, group)
+    total, value, tally = torch.zeros_like(policy.flat[policy.span(group)]), torch.zeros(()), Tally()
     per_row: dict[str, list[Tensor]] = {}
     for part in batch.parts(microbatch):
-        out, gradient = _gradient_at_once(policy, loss, part, now, where)
+        out, gradient = _gradient_at_once(policy, loss, part, now, where, group)
         # A part's loss is a mean over its own rows: by rows it enters the mean over all.
         share = part.rows / batch.rows
         total.add_(gradient, alpha=share)
@@ -54,13 +61,13 @@ def finite_norm(gradient: Tensor, batch: TensorBatch | None, where: str) -> floa
 
 
 def _gradient_at_once(
-    policy: Policy, loss: Loss, batch: TensorBatch, now: Progress, where: str
+    policy: Policy, loss: LossFunction, batch: TensorBatch, now: Progress, where: str, group: str
 ) -> tuple[LossOut, Tensor]:
     out = loss(policy, batch, now)
     value = float(out.loss.detach())
     if not math.isfinite(value):
         raise FloatingPointError(_not_finite(f"the loss is {value}", batch, where))
-    return out, policy.gradient(out.loss)
+    return out, policy.gradient(out.loss, group)
 
 
 def _not_finite(what: str, batch: TensorBatch | None, where: str) -> str:

@@ -3,40 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from flowrl.rl.acting import Acting, Array, Floats, State, check_weights
 from flowrl.rl.actions import ActionLayout
+from flowrl.rl.actor_inference import NumpyActor
+from flowrl.rl.actor_shapes import initial_actor_and_critics
 from flowrl.rl.encoding import NumpyEncoder
 from flowrl.rl.initial import initial_weights, layer_shapes, num_log_stds, num_statistics, num_weights
-from flowrl.rl.masks import Mask, masked
-from flowrl.rl.numpy_distributions import Sampler, sampler_of
-from flowrl.rl.observations import Obs, ObsLayout, map_arrays, num_rows
+from flowrl.rl.masks import Mask
+from flowrl.rl.numpy_distributions import Sampler
+from flowrl.rl.observations import Obs, ObsLayout, map_arrays
 from flowrl.rl.perceptron import Perceptron
+from flowrl.rl.q_inference import NumpyQ
 from flowrl.rl.spaces import runs_in_numpy
-from flowrl.rl.spec import PolicySpec, Spaces
-
-Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float32]
-State = dict[str, Floats]
+from flowrl.rl.spec import ACTOR_HEADS, PolicySpec, Spaces
 
 
 class Inference(Protocol):
     """A policy that acts and values. Actions are as batches store them (`flowrl.rl.actions.ActionLayout`).
 
     size: the length of its flat vector. sampler: what makes actions of a model's outputs. state_shapes: those of
-    the state that it carries from step to step, by name; empty if it keeps none.
+    the state that it carries from step to step, by name; empty if it keeps none. greedy: outputs are values of
+    actions, and the greatest is the value. judges: whether there are values and log-probabilities at all.
     """
 
     size: int
     actions: ActionLayout
     sampler: Sampler
     state_shapes: Mapping[str, tuple[int, ...]]
+    greedy: bool
+    judges: bool
 
     def set_weights(self, flat: Floats) -> None:
-        """Takes a flat float32 vector of length `size`."""
+        """Takes a flat float32 vector of length `size`; of an actor with critics also that of the whole."""
 
     def forward(self, obs_N: Obs) -> tuple[Floats, Floats | None]:
         """Outputs (N, P), valid until the next call; and values (N,) where they cost nothing more, else None."""
@@ -46,6 +49,9 @@ class Inference(Protocol):
 
     def step(self, obs_N: Obs, state: State, starts_N: npt.NDArray[np.bool_]) -> tuple[Floats, Floats, State]:
         """Outputs (N, P), values (N,) and the state after a step; it is zeroed before it where `starts_N` is true."""
+
+    def resample(self, rng: np.random.Generator) -> None:
+        """Draws the noise of a network that explores by noise anew; nothing for any other."""
 
     def initial_state(self, num_envs: int) -> State:
         """The state (N, ...) at the beginning of episodes; empty if the policy keeps none."""
@@ -60,59 +66,6 @@ class Inference(Protocol):
         starts_N: npt.NDArray[np.bool_] | None = None,
     ) -> tuple[Array, State]:
         """Actions (N, ...), sampled with `rng` or else the most probable, and the state after the step."""
-
-
-class Acting:
-    """What is common to all inference: actions from outputs."""
-
-    size: int
-
-    def __init__(self, spec: PolicySpec, spaces: Spaces):
-        self.actions = ActionLayout.of(spaces.action, squash=spec.squash)
-        self.sampler: Sampler = sampler_of(self.actions)
-        self.state_shapes: Mapping[str, tuple[int, ...]] = {}
-
-    def forward(self, obs_N: Obs) -> tuple[Floats, Floats | None]:
-        raise NotImplementedError
-
-    def values(self, obs_N: Obs) -> Floats:
-        raise NotImplementedError
-
-    def step(self, obs_N: Obs, state: State, starts_N: npt.NDArray[np.bool_]) -> tuple[Floats, Floats, State]:
-        raise NotImplementedError
-
-    def initial_state(self, num_envs: int) -> State:
-        """The state (N, ...) at the beginning of episodes: zeros."""
-        return {name: np.zeros((num_envs, *shape), np.float32) for name, shape in self.state_shapes.items()}
-
-    def act(
-        self,
-        obs_N: Obs,
-        rng: np.random.Generator | None = None,
-        *,
-        mask: Mask | None = None,
-        state: State | None = None,
-        starts_N: npt.NDArray[np.bool_] | None = None,
-    ) -> tuple[Array, State]:
-        """Actions (N, ...), sampled with `rng` or else the most probable, and the state after the step.
-
-        Raises:
-            FloatingPointError: the outputs are not finite.
-        """
-        after: State = {}
-        if self.state_shapes:
-            rows = num_rows(obs_N)
-            before = self.initial_state(rows) if state is None else state
-            params, _, after = self.step(obs_N, before, np.zeros(rows, np.bool_) if starts_N is None else starts_N)
-        else:
-            params, _ = self.forward(obs_N)
-        check_finite("logits", params)
-        params = masked(params, mask)
-        if rng is None:
-            return self.sampler.mode(params), after
-        actions = np.empty((len(params), *self.actions.shape), self.actions.dtype)
-        self.sampler.pick(params, self.sampler.noise(rng, params.shape[:1]), actions)
-        return actions, after
 
 
 class NumpyInference(Acting):
@@ -170,7 +123,8 @@ class TorchInference(Acting):
         self._policy = Policy(spec, spaces, seed=seed)
         self._policy.module.eval()
         self.state_shapes = self._policy.state_shapes
-        self.size = len(self._policy.get_weights())
+        self._sizes = {len(self._policy.flat), len(self._policy.acting_weights())}
+        self.size = min(self._sizes)
 
     def set_weights(self, flat: Floats) -> None:
         """Copies a flat vector in.
@@ -178,12 +132,16 @@ class TorchInference(Acting):
         Raises:
             ValueError: its length is not `size`, or it is not finite.
         """
-        check_weights(flat, self.size)
-        self._policy.set_weights(flat)
+        check_weights(flat, len(flat) if len(flat) in self._sizes else self.size)
+        self._policy.set_acting_weights(flat)
+
+    def resample(self, rng: np.random.Generator) -> None:
+        """Draws the noise of a network that explores by noise anew; nothing for any other."""
+        self._policy.resample(rng)
 
     def get_weights(self) -> Floats:
-        """A copy of the weights as one flat vector."""
-        return self._policy.get_weights()
+        """A copy of what acting takes of the weights, as one flat vector."""
+        return self._policy.acting_weights()
 
     def forward(self, obs_N: Obs) -> tuple[Floats, Floats]:
         """Outputs (N, P) and values (N,), of a policy that keeps no state."""
@@ -214,40 +172,16 @@ class TorchInference(Acting):
 
 def make_inference(
     spec: PolicySpec, spaces: Spaces, seed: np.random.SeedSequence | None = None
-) -> tuple[NumpyInference | TorchInference, Floats]:
+) -> tuple[NumpyInference | NumpyQ | NumpyActor | TorchInference, Floats]:
     """NumPy inference for the default model without images and memory, torch for any other; and its initial weights."""
     if not runs_in_numpy(spec, spaces):
         torch_net = TorchInference(spec, spaces, seed)
         return torch_net, torch_net.get_weights()
-    net, flat = NumpyInference(spec, spaces), initial_weights(spec, spaces, seed)
+    if spec.head in ACTOR_HEADS:
+        actor, flat = NumpyActor(spec, spaces), initial_actor_and_critics(spec, spaces, seed, acting=True)
+        actor.set_weights(flat)
+        return actor, flat
+    net: NumpyInference | NumpyQ = NumpyQ(spec, spaces) if spec.head == "q" else NumpyInference(spec, spaces)
+    flat = initial_weights(spec, spaces, seed)
     net.set_weights(flat)
     return net, flat
-
-
-def check_weights(flat: Floats, size: int) -> None:
-    """Nothing, if `flat` is a finite vector of this length.
-
-    Raises:
-        ValueError: names both lengths, or says how many numbers are not finite.
-    """
-    if np.shape(flat) != (size,):
-        raise ValueError(f"this policy has {size:,} weights in one flat vector, got an array of shape {np.shape(flat)}")
-    if not np.isfinite(flat).all():
-        bad = int(np.count_nonzero(~np.isfinite(flat)))
-        raise ValueError(f"{bad:,} of {size:,} weights are not finite; the update that made them has diverged")
-
-
-def check_finite(what: str, array: Floats) -> None:
-    """Nothing, if all numbers are finite.
-
-    Raises:
-        FloatingPointError: names the value and its row: (environment,) or (step, environment).
-    """
-    if np.isfinite(array).all():
-        return
-    at = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
-    row = at[:-1] if what == "logits" else at
-    raise FloatingPointError(
-        f"the policy gave {what} of {array[at]} at row {row} (step of the fragment first, environment last): "
-        f"its weights or the observation are non-finite or too large; lower the learning rate or scale the observation"
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,11 +15,11 @@ from flowrl.metrics import Sum
 from flowrl.ref import Answer
 from flowrl.rl.descent import Descent, EarlyStop
 from flowrl.rl.gradients import finite_norm, gradient_of
-from flowrl.rl.losses import Loss
-from flowrl.rl.policy import Policy
-from flowrl.rl.rows import batch_of, minibatches, rows_of
+from flowrl.rl.in_training import InTraining
+from flowrl.rl.loss import Loss, LossFunction
+from flowrl.rl.rows import Priorities, batch_of, minibatches, rows_of
 from flowrl.rl.schedules import Rate, check_rate, value_at
-from flowrl.rl.spec import PolicySpec, Progress, Spaces
+from flowrl.rl.spec import PolicySpec, Progress
 from flowrl.rl.tally import Tally
 from flowrl.rl.tensors import TensorBatch
 from flowrl.rl.torch_state import quiet
@@ -28,7 +28,7 @@ Float32 = npt.NDArray[np.float32]
 Metrics = dict[str, Tensor | float]
 
 
-class Learner:
+class Learner(InTraining):
     """Trains one policy. An actor class: `build` first, then `train` as often as there are batches.
 
     policy: what the policy is made of.
@@ -67,62 +67,13 @@ class Learner:
         for name, value in (("adam_eps", adam_eps), ("max_grad_norm", max_grad_norm), ("target_kl", target_kl)):
             if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"{name} must be above 0 and finite, got {value}")
-        self.spec = policy
+        super().__init__(policy, policy_id, seed, Descent(max_grad_norm=max_grad_norm, adam_eps=adam_eps))
         self.loss = loss
         self.learning_rate = learning_rate
-        self.policy_id = policy_id
-        sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
-        # Spawned by hand: SeedSequence.spawn counts its children, and the caller's sequence must not change.
-        self._weights_seed, order_seed = (
-            np.random.SeedSequence(sequence.entropy, spawn_key=(*sequence.spawn_key, part)) for part in (0, 1)
-        )
-        self._rng = np.random.default_rng(order_seed)
-        self._policy: Policy | None = None
-        self._descent = Descent(max_grad_norm=max_grad_norm, adam_eps=adam_eps)
-        self._pending_state: Mapping[str, Any] | None = None
         self._now = Progress()
         self._microbatch: int | None = None
         self._stop = EarlyStop(target_kl)
-        self._updates = self._version = 0
-
-    # life
-    def build(self, spaces: Mapping[str, Spaces]) -> Answer[None]:
-        """Makes the policy for the spaces of `policy_id`, and publishes its weights.
-
-        Building again with equal spaces only publishes; a state that was set before is taken over now.
-
-        Raises:
-            KeyError: the environments have no such policy.
-            ValueError: it was built with other spaces.
-        """
-        if self.policy_id not in spaces:
-            raise KeyError(f"no policy {self.policy_id!r} in the environments; they have {sorted(spaces)}")
-        mine = spaces[self.policy_id]
-        if self._policy is None:
-            self._policy = Policy(self.spec, mine, seed=self._weights_seed)
-            self._policy.module.train()
-            if self._pending_state is not None:
-                self.set_state(self._pending_state)
-        elif self._policy.spaces != mine:
-            raise ValueError(
-                f"the learner of policy {self.policy_id!r} has {self._policy.spaces} and cannot change to {mine}"
-            )
-        return self.publish()
-
-    def publish(self) -> Answer[None]:
-        """The newest weights and their version."""
-        return Answer(None, published=self.policy.get_weights(), policy_version=self._version)
-
-    @property
-    def policy(self) -> Policy:
-        """The policy in training.
-
-        Raises:
-            RuntimeError: before `build`.
-        """
-        if self._policy is None:
-            raise RuntimeError(f"the learner of policy {self.policy_id!r} has no policy yet: call build(spaces) first")
-        return self._policy
+        self._priorities: Tensor | None = None  # what the loss gave for the rows of the update under way
 
     @property
     def needs(self) -> frozenset[str]:
@@ -137,17 +88,23 @@ class Learner:
         epochs: int = 1,
         minibatch: int | None = None,
         microbatch: int | None = None,
+        shuffle: bool | None = None,
         env_steps: int = 0,
-    ) -> Answer[None]:
+    ) -> Answer[Batch | None]:
         """Trains on the valid rows of a batch and publishes the new weights, one version up.
 
+        Answers the columns slots and priorities of the last epoch's rows, where the batch is a replay shard's (it has
+        `slots`) and the loss gives priorities; else None.
+
         Each epoch takes all rows in a new order, `minibatch` at a time (None: all at once), the shorter last
-        minibatch too; a recurrent policy takes whole sequences, columns of a time-major batch, and counts those.
-        `microbatch` bounds what goes through the network at once: a minibatch's gradient is summed over parts of
-        that size, and stays the same. `env_steps` is the global count that schedules are functions of. Metrics are
-        keyed (policy_id, name): those of the updates, averaged by rows, and learning_rate, updates (so far), rows,
-        trained_steps (rows times epochs, a sum; less where `target_kl` ended it, which `kl_stops` counts).
-        Without rows of this policy nothing is trained: trained_steps 0, the version stands.
+        minibatch too; with `shuffle=False`, which is what None means for a replay shard's, in the order in which they
+        stand: importance weights are normalized a minibatch. A recurrent policy takes whole sequences, columns of a
+        time-major batch, and counts those. `microbatch` bounds what goes through the network at once: a minibatch's
+        gradient is summed over parts of that size, and stays the same. `env_steps` is the global count that schedules
+        are functions of. Metrics are keyed (policy_id, name): those of the updates, averaged by rows, and
+        learning_rate, updates (so far), rows, trained_steps (rows times epochs, a sum; less where `target_kl` ended
+        it, which `kl_stops` counts). Without rows of this policy nothing is trained: trained_steps 0, the version
+        stands.
 
         Raises:
             KeyError: a column that the loss needs is missing.
@@ -164,9 +121,10 @@ class Learner:
         self._stop.begin()
         if self.policy.statistics is not None:
             self.policy.statistics.update(given)
-        tally = Tally()
+        tally, found = Tally(), Priorities()
+        order = self._rng if shuffle or (shuffle is None and mine.slots is None) else None
         with quiet(self._rng if self.spec.model else None):
-            trained_rows = self._train_on(mine, epochs, minibatch, tally)
+            trained_rows = sum(self._epoch(minibatches(mine, minibatch, order), tally, found) for _ in range(epochs))
         self._version += 1
         counts: dict[str, Any] = {
             "learning_rate": self._learning_rate(self._now),
@@ -176,36 +134,50 @@ class Learner:
         }
         if self._stop.target_kl is not None:
             counts["kl_stops"] = Sum(int(self._stop.stopped))
-        return self._answer({**tally.means(), **counts})
+        return self._answer({**tally.means(), **counts}, found.answer())
 
-    def _train_on(self, mine: TensorBatch, epochs: int, minibatch: int | None, tally: Tally) -> int:
-        """How many rows were trained on, each epoch's apart."""
+    def _epoch(self, parts: Iterable[TensorBatch], tally: Tally, found: Priorities) -> int:
+        """How many rows were trained on."""
         trained_rows = 0
-        for _ in range(epochs):
-            for part in minibatches(mine, minibatch, self._rng):
-                self._now = Progress(self._now.env_steps, self._updates)
-                tally.add(self.update(part, self._now), part.rows)
-                if self._stop.stopped:
-                    return trained_rows
-                trained_rows += part.rows
-                self._updates += 1
+        found.begin()
+        for part in parts if not self._stop.stopped else ():
+            self._now, self._priorities = Progress(self._now.env_steps, self._updates), None
+            self.policy.resample()
+            tally.add(self.update(self.prepare(part), self._now), part.rows)
+            if self._stop.stopped:
+                break
+            found.add(part, self._priorities)
+            trained_rows += part.rows
+            self._updated()
         return trained_rows
+
+    def _updated(self) -> None:
+        self._updates += 1
+        self._targets.after_update(self.policy)
+
+    def prepare(self, batch: TensorBatch) -> TensorBatch:
+        """A minibatch as losses get it: as it is. Override to add columns, such as noise from the learner's stream."""
+        return batch
 
     def update(self, batch: TensorBatch, now: Progress) -> Metrics:
         """One update on a minibatch; returns its metrics. Override for several losses or parameter groups."""
         return self.step("all", self.loss, batch, now)
 
-    def step(self, group: str, loss: Loss, batch: TensorBatch, now: Progress | None = None) -> Metrics:
+    def step(self, group: str, loss: LossFunction, batch: TensorBatch, now: Progress | None = None) -> Metrics:
         """Loss, gradient, clip by global norm, Adam, on one parameter group: "all" or a submodule's name.
 
         Raises:
             FloatingPointError: the loss or the gradient is not finite; the parameters have not changed.
         """
-        span, now = self.policy.span(group), self._now if now is None else now
-        out, gradient = gradient_of(self.policy, loss, batch, now, microbatch=self._microbatch, where=self._where())
-        norm = finite_norm(gradient[span], batch, self._where())
+        now = self._now if now is None else now
+        out, gradient = gradient_of(
+            self.policy, loss, batch, now, microbatch=self._microbatch, where=self._where(), group=group
+        )
+        norm = finite_norm(gradient, batch, self._where())
+        self._priorities = out.per_row.get("priorities", self._priorities)
         if not self._stop.check(out.metrics):
-            self._descent.step(group, self.policy.flat[span], gradient[span], norm, self._learning_rate(now))
+            parameters = self.policy.flat[self.policy.span(group)]
+            self._descent.step(group, parameters, gradient, norm, self._learning_rate(now, group))
         return {**out.metrics, "grad_norm": norm}
 
     def compute_gradients(
@@ -222,7 +194,10 @@ class Learner:
         mine = rows_of(given, self.policy, self.needs, self._where())
         with quiet(self._rng if self.spec.model else None):
             now = Progress(env_steps, self._updates)
-            out, gradient = gradient_of(self.policy, self.loss, mine, now, microbatch=microbatch, where=self._where())
+            self.policy.resample()
+            out, gradient = gradient_of(
+                self.policy, self.loss, self.prepare(mine), now, microbatch=microbatch, where=self._where()
+            )
             finite_norm(gradient, mine, self._where())
         metrics = {(self.policy_id, name): float(value) for name, value in out.metrics.items()}
         return Answer(gradient.numpy(), metrics, self._version, env_steps=mine.rows)
@@ -244,57 +219,9 @@ class Learner:
             norm = finite_norm(gradient, None, self._where())
             rate = self._learning_rate(Progress(env_steps, self._updates))
             self._descent.step("all", self.policy.flat_parameters, gradient, norm, rate)
-        self._updates += 1
+        self._updated()
         self._version += 1
         return self._answer({"grad_norm": norm, "learning_rate": rate, "updates": self._updates})
 
-    # state
-    def policy_state(self) -> dict[str, Any]:
-        """What it takes to act elsewhere: spec, spaces, flat weights and their version."""
-        made_of = {"policy_id": self.policy_id, "spec": self.spec, "spaces": self.policy.spaces}
-        return {**made_of, "weights": self.policy.get_weights(), "version": self._version}
-
-    @staticmethod
-    def policy_from(state: Mapping[str, Any]) -> Policy:
-        """The policy of a `policy_state`, with the default generator of its own."""
-        policy = Policy(state["spec"], state["spaces"])
-        policy.set_weights(state["weights"])
-        return policy
-
-    def get_state(self) -> dict[str, Any]:
-        """Arrays, numbers and strings from which a learner goes on bit for bit."""
-        policy = self.policy
-        return {
-            "weights": policy.get_weights(),
-            "buffers": policy.other_buffers(),
-            "target": policy.target.get_weights() if policy.has_target else None,
-            "optimizers": self._descent.get_state(),
-            "generator": self._rng.bit_generator.state,
-            "updates": self._updates,
-            "version": self._version,
-        }
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a state; before `build` it is kept until then."""
-        if self._policy is None:
-            self._pending_state = state
-            return
-        self._pending_state = None
-        self._policy.set_weights(state["weights"])
-        self._policy.set_other_buffers(state["buffers"])
-        if state["target"] is not None:
-            self._policy.target.set_weights(state["target"])
-        spans = {group: self._policy.span(group) for group in state["optimizers"]}
-        self._descent.set_state(state["optimizers"], {group: span.stop - span.start for group, span in spans.items()})
-        self._rng.bit_generator.state = state["generator"]
-        self._updates, self._version = int(state["updates"]), int(state["version"])
-
-    def _learning_rate(self, now: Progress) -> float:
+    def _learning_rate(self, now: Progress, group: str = "all") -> float:
         return value_at(self.learning_rate, now.env_steps, "learning_rate")
-
-    def _answer(self, metrics: Mapping[str, Any]) -> Answer[None]:
-        keyed = {(self.policy_id, name): value for name, value in metrics.items()}
-        return Answer(None, keyed, self._version, published=self.policy.get_weights())
-
-    def _where(self) -> str:
-        return f"learner of policy {self.policy_id!r}, update {self._updates}"

@@ -23,13 +23,14 @@ def masked(logits: npt.NDArray[np.float32], mask: Mask | None) -> npt.NDArray[np
 
 
 def checked_mask(mask: Array, layout: ActionLayout, where: str, rows: int, *, unused: Mask | None = None) -> Mask:
-    """The mask of a vector of environments as booleans (N, P); rows that are `unused` allow everything.
+    """The mask of a vector of environments as booleans (N, P); rows that are `unused` may allow nothing.
 
     Args:
         mask: (N, P), true where an action may be taken; for MultiDiscrete the choices side by side.
         where: names the environment in the message.
         rows: N.
-        unused: (N,), rows whose action nobody takes: a step that only resets.
+        unused: (N,), rows whose action nobody takes, as the step only resets: a choice that allows nothing there
+            allows everything.
 
     Raises:
         ValueError: another shape, actions that are not Discrete or MultiDiscrete, or a row without any valid
@@ -45,11 +46,12 @@ def checked_mask(mask: Array, layout: ActionLayout, where: str, rows: int, *, un
             f"its actions need numbers or booleans of shape {expected}, a row an environment"
         )
     mask = mask.astype(np.bool_)
-    if unused is not None and unused.any():
-        mask[unused] = True
     start = 0
     for choice, count in enumerate(layout.choices):
         none_N = ~mask[:, start : start + count].any(1)
+        if unused is not None and unused.any():
+            mask[none_N & unused, start : start + count] = True
+            none_N &= ~unused
         if none_N.any():
             which = f" of choice {choice}" if len(layout.choices) > 1 else ""
             raise ValueError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flowrl.rl.losses import Loss, LossOut
+from flowrl.rl.loss import Loss, LossOut
 from flowrl.rl.policy import Policy
 from flowrl.rl.schedules import Rate, check_rate, value_at
 from flowrl.rl.spec import Progress

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from flowrl.rl.actions import ActionLayout
 from flowrl.rl.encoders import Encoder
 from flowrl.rl.initial import ACTOR_GAIN, CRITIC_GAIN, HIDDEN_GAIN, orthogonal
 from flowrl.rl.observations import ObsLayout
-from flowrl.rl.spec import PolicySpec, Spaces
+from flowrl.rl.spec import ACTOR_HEADS, PolicySpec, Spaces
 from flowrl.rl.torch_state import global_generator
-
-Layers = tuple[tuple[Tensor, Tensor], ...]
-
-ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu}
-# d loss / d input from d loss / d output and the output
-ACTIVATION_BACKWARDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "tanh": torch.ops.aten.tanh_backward.default,
-    "relu": lambda gradient, output: gradient * (output > 0),
-}
+from flowrl.rl.towers import ACTIVATIONS, Layers, Towers
 
 
 class LogStd(nn.Module):
@@ -100,7 +90,7 @@ class ActorCritic(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """What `forward` gives, with its gradient for the flat vector that `towers` are views of, in one piece."""
         noise = 0 if self.actor.noise is None else self.actor.noise.log_std.numel()
-        params_BP, values_B1 = _Towers.apply(flat_parameters, self.encoder(obs), towers, (noise, 0), self.activation)
+        params_BP, values_B1 = Towers.apply(flat_parameters, self.encoder(obs), towers, (noise, 0), self.activation)
         if noise:
             end = sum(weight.numel() + bias.numel() for weight, bias in towers[0])
             params_BP = with_log_std(params_BP, flat_parameters[end : end + noise])
@@ -112,57 +102,6 @@ def with_log_std(mean_BD: Tensor, log_std_D: Tensor) -> Tensor:
     return torch.cat((mean_BD, log_std_D.expand_as(mean_BD)), -1)
 
 
-class _Towers(torch.autograd.Function):
-    """Perceptrons of equal depth over the same inputs, with the backward pass written out.
-
-    The same operations as autograd's, less its bookkeeping a parameter: with 64 × 64 units and minibatches of
-    128 to 512 a fifth less time forwards and backwards. `gaps` are the numbers of parameters behind each tower in
-    the flat vector that it does not use.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        flat_parameters: Tensor,
-        x: Tensor,
-        towers: tuple[Layers, ...],
-        gaps: tuple[int, ...],
-        activation: str,
-    ) -> tuple[Tensor, ...]:
-        activate = ACTIVATIONS[activation]
-        outputs, inputs = [], []
-        for layers in towers:
-            h = x
-            for place, (weight, bias) in enumerate(layers):
-                h = activate(h) if place else h
-                inputs.append(h)
-                h = torch.addmm(bias, h, weight.t())
-            outputs.append(h)
-        ctx.save_for_backward(*inputs)
-        ctx.towers, ctx.gaps, ctx.activation = towers, gaps, activation
-        return tuple(outputs)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *doutputs: Tensor) -> tuple[Tensor | None, ...]:
-        activation_backward = ACTIVATION_BACKWARDS[ctx.activation]
-        inputs = list(ctx.saved_tensors)
-        parts, dx = [], None  # parts from the last parameter to the first
-        for layers, gap, doutput in zip(reversed(ctx.towers), reversed(ctx.gaps), reversed(doutputs), strict=True):
-            d = doutput
-            if gap:
-                parts.append(d.new_zeros(gap))
-            for place in range(len(layers) - 1, -1, -1):
-                h = inputs.pop()
-                parts += [d.sum(0), d.t().mm(h).view(-1)]
-                if place:
-                    d = activation_backward(d.mm(layers[place][0]), h)
-            if ctx.needs_input_grad[1]:
-                dx_tower = d.mm(layers[0][0])
-                dx = dx_tower if dx is None else dx + dx_tower
-        return torch.cat(parts[::-1]), dx, None, None, None
-
-
 def build_module(spec: PolicySpec, spaces: Spaces, seed: np.random.SeedSequence) -> nn.Module:
     """The module of a spec: the default model, initialized from the seed, or the user's as its constructor made it.
 
@@ -170,8 +109,10 @@ def build_module(spec: PolicySpec, spaces: Spaces, seed: np.random.SeedSequence)
     that workers run in NumPy has its parameters unset: `initial_weights` gives them.
 
     Raises:
-        TypeError: `spec.model` returned something else than a torch.nn.Module.
+        TypeError: `spec.model` returned something else than a torch.nn.Module, or not what its head needs.
     """
+    from flowrl.rl.critics import default_module, of_users_module
+
     if spec.model is not None:
         with global_generator(seed):
             module = spec.model(spaces.observation, spaces.action)
@@ -179,7 +120,15 @@ def build_module(spec: PolicySpec, spaces: Spaces, seed: np.random.SeedSequence)
             raise TypeError(
                 f"PolicySpec.model must return a torch.nn.Module, {spec.model!r} returned {type(module).__name__}"
             )
-        return module
+        return of_users_module(spec, module) if spec.head in ACTOR_HEADS else module
+    if spec.head in ACTOR_HEADS:
+        return default_module(spec, spaces, seed)
+    if spec.head == "q":
+        from flowrl.rl.q_models import QNetwork
+
+        network = QNetwork(spec, spaces, np.random.default_rng(seed.generate_state(4)))
+        initialize(network.encoder, np.random.default_rng(seed))
+        return network
     if spec.recurrent is not None:
         from flowrl.rl.recurrent import RecurrentActorCritic
 

@@ -48,7 +48,29 @@ def sampler_of(layout: ActionLayout) -> Sampler:
         return MultiCategoricalSampler(layout)
     if layout.kind == "multi_binary":
         return BernoulliSampler(layout)
+    if layout.kind == "scaled_box":
+        return DeterministicSampler(layout)
     return GaussianSampler(layout)
+
+
+class GreedySampler:
+    """The index of the greatest of the values (..., A) of actions; no noise."""
+
+    def noise(self, rng: np.random.Generator, leading: tuple[int, ...]) -> Floats:
+        """None is needed: (..., 0)."""
+        return np.empty((*leading, 0), np.float32)
+
+    def pick(self, params: Floats, noise: Floats, out: Array) -> None:
+        """Writes indices (...)."""
+        params.argmax(-1, out=out)
+
+    def mode(self, params: Floats) -> Array:
+        """Indices (...)."""
+        return np.asarray(params.argmax(-1), np.int64)
+
+    def logp(self, params: Floats, actions: Array) -> Floats:
+        """0 for the greedy action and -inf for any other (...)."""
+        return np.where(params.argmax(-1) == actions, np.float32(0), np.float32(-np.inf))
 
 
 class CategoricalSampler:
@@ -160,6 +182,35 @@ class GaussianSampler:
             # log of tanh's slope, 2(log 2 − u − softplus(−2u)): no cancellation at large |u|
             terms -= np.float32(2) * (np.float32(math.log(2.0)) - u - np.logaddexp(np.float32(0), np.float32(-2) * u))
         return np.asarray(terms.sum(-1) - self._constant)
+
+
+class DeterministicSampler:
+    """Numbers tanh(x) from outputs x (..., D), with Gaussian noise of the layout's `noise`, clipped to −1..1."""
+
+    def __init__(self, layout: ActionLayout):
+        self._layout = layout
+
+    def noise(self, rng: np.random.Generator, leading: tuple[int, ...]) -> Floats:
+        """Normal numbers (..., D)."""
+        normal = rng.standard_normal((*leading, self._layout.size), np.float32)
+        normal *= np.float32(self._layout.noise)
+        return normal
+
+    def pick(self, params: Floats, noise: Floats, out: Array) -> None:
+        """Writes numbers (..., *shape) from −1 to 1."""
+        out[...] = np.clip(np.tanh(params) + noise, -1, 1).reshape(out.shape)
+
+    def mode(self, params: Floats) -> Array:
+        """Numbers (..., *shape) without noise."""
+        return np.tanh(params).reshape(*params.shape[:-1], *self._layout.shape)
+
+    def logp(self, params: Floats, actions: Array) -> Floats:
+        """Nothing: clipped noise has no density.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("a deterministic actor's actions have no density, so there is no log-probability of them")
 
 
 def log_exponential(rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:

@@ -16,7 +16,7 @@ from flowrl.rl.unsupported import UnsupportedSpace
 Array = npt.NDArray[Any]
 Obs = Array | dict[str, Array]
 Kind = Literal["image", "numbers", "one_hot", "bits"]
-MASK = "action_mask"
+MASK, NEXT_MASK = "action_mask", "next_action_mask"
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.rl.actions import ActionLayout
-from flowrl.rl.distributions import MASKED, Distribution, distribution_of
 from flowrl.rl.encoding import num_numbers
-from flowrl.rl.flat import FlatModule, evaluating
+from flowrl.rl.flat import evaluating
+from flowrl.rl.heads import PolicyOut, State, head_of
 from flowrl.rl.initial import initial_weights
 from flowrl.rl.models import ActorCritic, build_module
 from flowrl.rl.obs_statistics import ObsStatistics
@@ -23,35 +22,20 @@ from flowrl.rl.observations import MASK, ObsLayout
 from flowrl.rl.sequences import STARTS, SequenceBatch
 from flowrl.rl.spaces import check_policy, runs_in_numpy
 from flowrl.rl.spec import PolicySpec, Spaces
+from flowrl.rl.with_critics import WithCritics
 
+NOISE = 0x6E6F697365  # the stream of the noise of layers, below the seed of the weights
 Float32 = npt.NDArray[np.float32]
 TensorObs = Tensor | dict[str, Tensor]
-State = dict[str, Tensor]
 
 
-class PolicyOut(NamedTuple):
-    """What a policy says of observations: distributions over actions, the values, and a recurrent policy's state.
-
-    Rows have the leading dimensions of the observations: (B,) or (T, N). `state` (N, ...) is that after the last
-    step; empty for a policy that keeps none.
-    """
-
-    dist: Distribution
-    values: Tensor
-    state: State = {}  # noqa: RUF012  (never written to)
-
-    @property
-    def logits(self) -> Tensor:
-        """The model's outputs (..., P), masked: what the distribution is made of."""
-        return self.dist.params
-
-
-class Policy(FlatModule):
+class Policy(WithCritics):
     """A policy over its spaces: `act`, `forward`, `target`, and all its weights as one flat float32 vector.
 
     The flat vector holds the module's parameters in order, its float buffers, and mean and variance of normalized
     observations; the parameters are views into it. For the default model that is actor then critic, layer by layer,
-    weight (out, in) and bias, behind the actor's layers any log standard deviations.
+    weight (out, in) and bias, behind the actor's layers any log standard deviations; of a soft or deterministic actor
+    the actor, all critics, and the temperature. Such a one's `values` are NaN: `q_values` values actions.
     Initial weights follow from the seed alone and no global generator is touched.
 
     Raises:
@@ -65,19 +49,23 @@ class Policy(FlatModule):
         self.spec = spec
         self.spaces = spaces
         self.layout = ObsLayout.of(spaces.observation)
-        self.actions = ActionLayout.of(spaces.action, squash=spec.squash)
-        self._dist = distribution_of(self.actions)
+        self.actions = ActionLayout.for_policy(spec, spaces.action)
+        self.head = head_of(spec, self.actions)
         normalizes = spec.normalize_obs and num_numbers(self.layout) > 0
         self._adopt(build_module(spec, spaces, sequence), ObsStatistics(self.layout) if normalizes else None)
         if runs_in_numpy(spec, spaces):
             self.set_weights(initial_weights(spec, spaces, sequence))
         self._generator = torch.Generator()
         self._generator.manual_seed(int(sequence.generate_state(2, np.uint64)[1] >> 1))
+        self._noise_rng = np.random.default_rng(
+            np.random.SeedSequence(sequence.entropy, spawn_key=(*sequence.spawn_key, NOISE))
+        )
 
     def _adopt(self, module: nn.Module, statistics: ObsStatistics | None) -> None:
         super()._adopt(module, statistics)
         self._towers = module.towers() if isinstance(module, ActorCritic) else None
         self.state_shapes: dict[str, tuple[int, ...]] = dict(getattr(module, "state_shapes", {}))
+        self._draw: Callable[..., None] | None = getattr(module, "resample", None)
         self._target: Policy | None = None
 
     # acting
@@ -133,7 +121,7 @@ class Policy(FlatModule):
             self.initial_state(rows) if state is None else state,
             starts_1N,
         )
-        return PolicyOut(self._dist(out.dist.params[0]), out.values[0], out.state)
+        return self.head.rows(out, 0)
 
     def _tensors(self, obs: Any) -> tuple[TensorObs, bool]:
         """An environment's observation as tensors with a leading dimension, and whether it was a single one."""
@@ -188,10 +176,14 @@ class Policy(FlatModule):
         first = obs if isinstance(obs, Tensor) else obs[leaf.path]
         leading = first.shape[: first.dim() - len(leaf.shape)]
         if len(leading) == 1:
-            return self._outputs(self._network(self._normalized(obs)), leading, mask)
-        rows = map_obs(lambda x: x.flatten(0, len(leading) - 1), obs)
-        params, values = self._checked(self._network(self._normalized(rows)), (math.prod(leading),))
-        return self._outputs((params.unflatten(0, leading), values.unflatten(0, leading)), leading, mask)
+            return self.head.out(self.outputs(obs), mask, {})
+        outputs = self.outputs(map_obs(lambda x: x.flatten(0, len(leading) - 1), obs))
+        return self.head.out(tuple(output.unflatten(0, leading) for output in outputs), mask, {})
+
+    def outputs(self, obs: TensorObs) -> tuple[Tensor, ...]:
+        """The network's outputs for observations (B, ...), as `head` reads them: what `run` makes its answer of."""
+        first = obs if isinstance(obs, Tensor) else next(iter(obs.values()))
+        return self.head.checked(self._network(self.normalized(obs)), (len(first),))
 
     def run_sequence(self, obs: TensorObs, mask: Tensor | None, state: State, starts_TN: Tensor) -> PolicyOut:
         """Distribution, values and last state of a recurrent policy over observations (T, N, ...)."""
@@ -199,45 +191,59 @@ class Policy(FlatModule):
         if self.statistics is not None:
             rows = self.statistics(map_obs(lambda x: x.flatten(0, 1), obs))
             obs = map_obs(lambda x: x.unflatten(0, (steps, envs)), rows)
-        params, values, after = self.module(obs, state, starts_TN)
-        out = self._outputs((params, values), starts_TN.shape, mask)
-        return PolicyOut(out.dist, out.values, after)
+        *outputs, after = self.module(obs, state, starts_TN)
+        return self.head.out(self.head.checked(tuple(outputs), starts_TN.shape), mask, after)
 
     def _rows_of_sequences(self, batch: SequenceBatch) -> PolicyOut:
         steps = batch.steps
         below = {name.removeprefix("obs/"): column for name, column in steps.items() if name.startswith("obs/")}
         out = self.run_sequence(below or steps["obs"], steps.get(MASK), dict(batch.initial), steps[STARTS])
-        return PolicyOut(self._dist(out.dist.params[batch.valid_TN]), out.values[batch.valid_TN], out.state)
+        return self.head.rows(out, batch.valid_TN)
 
-    def _normalized(self, obs: TensorObs) -> TensorObs:
-        return obs if self.statistics is None else self.statistics(obs)
-
-    def _network(self, obs: TensorObs) -> tuple[Tensor, Tensor]:
+    def _network(self, obs: TensorObs) -> Any:
+        if self.has_critics:
+            return self._actor_outputs(obs)
         if self._towers is not None and all(parameter.requires_grad for parameter in self.parameters):
             return cast("ActorCritic", self.module).from_flat(self._leaf, self._towers, obs)
         return self.module(obs)
 
-    def _checked(self, outputs: tuple[Tensor, Tensor], leading: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        params, values = outputs
-        # (B, 1) values against (B,) returns would broadcast to (B, B) without a word.
-        if params.shape != (*leading, self.actions.num_params) or values.shape != leading:
-            rows = ", ".join(map(str, leading))
-            raise ValueError(
-                f"the model must give params ({rows}, {self.actions.num_params}) and values ({rows},) for {rows} "
-                f"observations, got {tuple(params.shape)} and {tuple(values.shape)}"
-            )
-        return params, values
+    def resample(self, rng: np.random.Generator | None = None) -> None:
+        """Draws the noise of a network that explores by noise anew, for itself and then for `target`.
 
-    def _outputs(self, outputs: tuple[Tensor, Tensor], leading: tuple[int, ...], mask: Tensor | None) -> PolicyOut:
-        params, values = self._checked(outputs, leading)
-        return PolicyOut(self._dist(params if mask is None else params.masked_fill(~mask, MASKED)), values)
+        rng: draws it; None: the policy's own generator. A module of one's own takes part if it has `resample(rng)`.
+        """
+        if self._draw is not None:
+            rng = self._noise_rng if rng is None else rng
+            self._draw(rng)
+            if self._target is not None:
+                self._target.resample(rng)
+
+    def noise_state(self) -> dict[str, Any]:
+        """The state of the generator that `resample` draws from."""
+        return dict(self._noise_rng.bit_generator.state)
+
+    def set_noise_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a state."""
+        self._noise_rng.bit_generator.state = state
 
     @property
     def target(self) -> Policy:
-        """A copy of this policy, buffers too, as it stood when it was first asked for; made then."""
+        """A copy of this policy in evaluation mode, buffers too, as it stood when it was first asked for; made then."""
         if self._target is None:
             self._target = self._copy()
+            self._target.module.eval()
         return self._target
+
+    def outputs_of_target(self, obs: TensorObs) -> tuple[Tensor, ...]:
+        """The outputs of the target's network for observations (B, ...), which this policy normalizes."""
+        first = obs if isinstance(obs, Tensor) else next(iter(obs.values()))
+        return self.head.checked(self.target._network(self.normalized(obs)), (len(first),))
+
+    def target_params(self, obs: TensorObs) -> Tensor:
+        """The outputs (B, P) of the target's actor for observations (B, ...), which this policy normalizes."""
+        first = obs if isinstance(obs, Tensor) else next(iter(obs.values()))
+        outputs = self.target._actor_outputs(self.normalized(obs))
+        return self.head.checked(outputs, (len(first),))[0]
 
     @property
     def has_target(self) -> bool:

@@ -69,7 +69,7 @@ class RecurrentActorCritic(nn.Module):
         self.actor = MLP((*sizes, outputs), spec.activation, actions.size if box else 0)
         self.critic = MLP((*sizes, 1), spec.activation)
         initialize(self.encoder, rng)
-        _initialize_cell(self.memory.cell, rng)
+        initialize_cell(self.memory.cell, rng)
         initialize_heads(self.actor, self.critic, spec, rng)
 
     def forward(
@@ -89,7 +89,7 @@ def _spans(starts_TN: Tensor) -> Iterator[tuple[int, int]]:
     return itertools.pairwise(cuts)
 
 
-def _initialize_cell(cell: nn.RNNBase, rng: np.random.Generator) -> None:
+def initialize_cell(cell: nn.RNNBase, rng: np.random.Generator) -> None:
     """Orthogonal weights, gate by gate; biases zero, an LSTM's forget gate one, so that it remembers at first."""
     size = cell.hidden_size
     with torch.no_grad():

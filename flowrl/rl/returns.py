@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from flowrl.batch import Batch
+from flowrl.numbers import check_whole
 
 Float32 = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
@@ -55,6 +59,57 @@ def gae(
         advantages_TN[t] = advantage_N
     returns_TN = advantages_TN + values_TN
     return advantages_TN.astype(np.float32), returns_TN.astype(np.float32)
+
+
+def n_step(batch: Batch, *, discount: float, n: int) -> Batch:
+    """The batch as n-step rows, over one complete time-major batch (T, N); its shape stays.
+
+    Of row t, with k ≤ n steps from t up to the first that ended its episode, or the last that there is,
+
+        rewards_t = Σ_{i<k} discount^i · r_{t+i}        discounts_t = discount^k, 0 if step t+k-1 terminated
+
+    and `terminated`, `truncated`, `next_obs` and every other column named `next_…` are those of step t+k-1: a truncated
+    episode bootstraps from its final observation. The rest stays row t's. An invalid row (a reset that is no
+    transition) ends the sums before it, and stays as it is. Sums are carried in float64.
+
+    Raises:
+        ValueError: the batch is not time-major, n is below 1, or discount outside [0, 1].
+    """
+    check_whole("n", n)
+    check_fractions(discount=discount)
+    if not batch.time_major:
+        raise ValueError(f"n_step needs a time-major batch (T, N), got {batch!r}")
+    return Batch(n_step_columns(dict(batch), discount=discount, n=n), time_major=True)
+
+
+def n_step_columns(columns: Mapping[str, Array], *, discount: float, n: int) -> dict[str, Array]:
+    """The columns (T, N, ...) of `n_step`, unchecked."""
+    rewards, terminated = columns["rewards"], columns["terminated"]
+    goes_on_TN = ~(terminated | columns["truncated"])
+    valid_TN = columns.get("valid")
+    if valid_TN is not None:
+        goes_on_TN &= valid_TN
+    sums_TN, steps_TN = rewards.astype(np.float64), np.ones(rewards.shape, np.intp)
+    open_TN = goes_on_TN
+    for i in range(1, min(n, len(rewards))):
+        open_TN = open_TN[: len(rewards) - i]
+        if valid_TN is not None:
+            open_TN = open_TN & valid_TN[i:]
+        sums_TN[:-i] += np.where(open_TN, discount**i * rewards[i:].astype(np.float64), 0.0)
+        steps_TN[:-i] += open_TN
+        open_TN = open_TN & goes_on_TN[i:]
+    made = dict(columns)
+    if n > 1:
+        last_TN = steps_TN + (np.arange(len(rewards)) - 1)[:, None]
+        at = last_TN, np.arange(rewards.shape[1])
+        for name, array in columns.items():
+            if name.startswith("next_") or name in ("terminated", "truncated"):
+                made[name] = array[at]
+        made["rewards"] = sums_TN.astype(rewards.dtype)
+    discounts_TN = float(discount) ** steps_TN
+    discounts_TN[made["terminated"]] = 0.0
+    made["discounts"] = discounts_TN.astype(np.float32)
+    return made
 
 
 def check_fractions(**fractions: float) -> None:

@@ -44,6 +44,11 @@ class SequenceBatch(TensorBatch):
         return self._rows[name]
 
     @property
+    def slots(self) -> Tensor | None:
+        """The places (N,) in a replay shard that the sequences came from; None if they came from none."""
+        return self.steps["slots"][0] if "slots" in self.steps else None
+
+    @property
     def size(self) -> int:
         """N, the number of sequences."""
         return self.valid_TN.shape[1]
@@ -54,9 +59,9 @@ class SequenceBatch(TensorBatch):
         valid_TN[self.valid_TN] = mask_B
         return SequenceBatch(self.steps, self.initial, valid_TN, whole=whole)
 
-    def minibatches(self, rows: int, order: Tensor) -> Iterator[SequenceBatch]:
-        """All sequences in the given order, `rows` of them at a time; those without a valid row are left out."""
-        for chosen in order.split(rows):
+    def minibatches(self, rows: int, order: Tensor | None) -> Iterator[SequenceBatch]:
+        """All sequences in the given order (None: as they stand), `rows` at a time, less those without a valid row."""
+        for chosen in (torch.arange(self.size) if order is None else order).split(rows):
             yield from self._chosen(chosen, None)
 
     def parts(self, rows: int) -> Iterator[SequenceBatch]:

@@ -41,7 +41,11 @@ def check_policy(spec: PolicySpec, spaces: Spaces, where: str = "the environment
         UnsupportedSpace: as `check_spaces`, or `squash` for an action space without finite bounds.
     """
     check_spaces(spaces, where)
-    ActionLayout.of(spaces.action, squash=spec.squash, where=where)
+    actions = ActionLayout.of(spaces.action, squash=spec.squash, where=where)
+    if spec.head == "q" and actions.kind != "discrete":
+        raise UnsupportedSpace.of(
+            "action", spaces.action, where, "PolicySpec(head='q') has a value an action: Discrete; or use SAC or PPO"
+        )
 
 
 def num_params(action_space: Any) -> int:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+HEADS = ("actor_critic", "q", "soft_actor", "deterministic_actor")
+ACTOR_HEADS = ("soft_actor", "deterministic_actor")  # those with critics that workers do without
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,31 @@ class PolicySpec:
     """(channels, kernel, stride) of each convolution over images; None chooses by the image's size."""
     image_features: int | None = None
     """The width of the layer behind the convolutions; None chooses by the image's size."""
+    head: Literal["actor_critic", "q", "soft_actor", "deterministic_actor"] = "actor_critic"
+    """"actor_critic": outputs are the parameters of a distribution over actions, and a value. "q": outputs are the
+    values Q(s, a) of Discrete actions, and the greedy one is taken; a module of one's own then maps observations to
+    (B, A) alone, or (B, A · atoms). "soft_actor": an actor, for Box (a squashed Gaussian whose log standard deviation
+    depends on the observation) or Discrete, with critics Q of its own and a temperature (SAC). "deterministic_actor":
+    tanh, scaled to a Box's bounds, with critics (TD3, DDPG). A module of one's own then has the submodules `actor`,
+    observations to params (B, P), and `critics`, (observations, actions) to (K, B), or observations to (K, B, A) for
+    Discrete actions; actions are in the units of −1..1 between the bounds."""
+    dueling: bool = False
+    """Q = V + A − mean(A), from two perceptrons behind the encoder (arXiv:1511.06581, equation 9)."""
+    noisy: bool = False
+    """The layers behind the encoder explore by learned noise (arXiv:1706.10295, factorized)."""
+    atoms: int | None = None
+    """Q is the mean of a learned distribution over so many returns (arXiv:1707.06887); None learns the mean alone."""
+    value_range: tuple[float, float] | None = None
+    """The least and the greatest of these returns."""
+    critics: int = 2
+    """K, how many critics of a soft or deterministic actor, the least of which counts."""
+    log_std_range: tuple[float, float] = (-20.0, 2.0)
+    """Within which a soft actor's log standard deviations are clipped."""
+    initial_temperature: float = 1.0
+    """α, the weight of a soft actor's entropy, before it is learned."""
+    exploration_noise: float = 0.1
+    """Standard deviation of the Gaussian noise that a deterministic actor's workers add to actions, in units of −1..1
+    between the bounds, to which the sum is clipped."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden", tuple(self.hidden))
@@ -63,6 +92,48 @@ class PolicySpec:
                 raise ValueError(
                     f"{name} is for the default model and would change nothing in {self.model!r}; leave one of them out"
                 )
+        if self.head not in HEADS:
+            raise ValueError(f"head must be one of {HEADS}, got {self.head!r}")
+        self._check_values()
+        self._check_actor()
+
+    def _check_values(self) -> None:
+        for name in ("dueling", "noisy", "atoms", "value_range"):
+            if getattr(self, name) and self.head != "q":
+                raise ValueError(f"{name} is for head='q' and would change nothing in head={self.head!r}")
+            if getattr(self, name) and self.model is not None and name in ("dueling", "noisy"):
+                raise ValueError(f"{name} is for the default model and would change nothing in {self.model!r}")
+        if (self.atoms is None) != (self.value_range is None):
+            raise ValueError(
+                f"atoms and value_range belong together, got atoms={self.atoms} and value_range={self.value_range}"
+            )
+        if self.atoms is None or self.value_range is None:
+            return
+        object.__setattr__(self, "value_range", tuple(self.value_range))
+        if self.atoms < 2:
+            raise ValueError(f"atoms must be at least 2, got {self.atoms}")
+        if not -math.inf < self.value_range[0] < self.value_range[1] < math.inf:
+            raise ValueError(f"value_range must be (least, greatest), both finite, got {self.value_range}")
+
+    def _check_actor(self) -> None:
+        object.__setattr__(self, "log_std_range", tuple(self.log_std_range))
+        if self.head in ACTOR_HEADS:
+            if self.recurrent is not None:
+                raise ValueError(f"head={self.head!r} keeps no state between steps: recurrent must be None")
+            if self.squash:
+                raise ValueError(f"head={self.head!r} squashes Box actions by itself: leave squash out")
+        if self.critics < 1:
+            raise ValueError(f"critics must be at least 1, got {self.critics}")
+        least, greatest = self.log_std_range
+        if not -math.inf < least <= self.initial_log_std <= greatest < math.inf and self.head == "soft_actor":
+            raise ValueError(
+                f"log_std_range must be (least, greatest), both finite, with initial_log_std={self.initial_log_std} "
+                f"between them, got {self.log_std_range}"
+            )
+        if not 0.0 < self.initial_temperature < math.inf:
+            raise ValueError(f"initial_temperature must be above 0 and finite, got {self.initial_temperature}")
+        if not 0.0 <= self.exploration_noise < math.inf:
+            raise ValueError(f"exploration_noise must be at least 0 and finite, got {self.exploration_noise}")
 
     def _check_convolutions(self) -> None:
         layers = tuple(tuple(layer) for layer in self.convolutions or ())

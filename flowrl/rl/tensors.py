@@ -51,6 +51,11 @@ class TensorBatch(Mapping[str, Tensor]):
         return self if self._whole is None else self._whole
 
     @property
+    def slots(self) -> Tensor | None:
+        """The places (B,) in a replay shard that the rows came from; None if they came from none."""
+        return self._columns.get("slots")
+
+    @property
     def size(self) -> int:
         """In how many pieces it can be divided: its rows."""
         return self.rows
@@ -66,10 +71,11 @@ class TensorBatch(Mapping[str, Tensor]):
         """Only the rows where the mask (B,) is true; `whole` is what they are a part of, if not a minibatch itself."""
         return TensorBatch({name: self[name][mask_B] for name in self}, whole=whole)
 
-    def minibatches(self, rows: int, order: Tensor) -> Iterator[TensorBatch]:
-        """All rows in the given order, `rows` at a time; the last minibatch may be shorter."""
+    def minibatches(self, rows: int, order: Tensor | None) -> Iterator[TensorBatch]:
+        """All rows in the given order (None: as they stand), `rows` at a time; the last minibatch may be shorter."""
         # One gather an epoch and views of it: a gather a minibatch costs several times as much.
-        parts = [column.index_select(0, order).split(rows) for column in self._columns.values()]
+        whole = [column if order is None else column.index_select(0, order) for column in self._columns.values()]
+        parts = [column.split(rows) for column in whole]
         for columns in zip(*parts, strict=True):
             yield TensorBatch(dict(zip(self._columns, columns, strict=True)))
 

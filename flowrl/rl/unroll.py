@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.rl.inference import Array, Floats, Inference, State, check_finite
+from flowrl.rl.acting import Array, Floats, State, check_finite
+from flowrl.rl.inference import Inference
 from flowrl.rl.masks import Mask, masked
 from flowrl.rl.observations import Obs, map_arrays, num_rows
 
 Bools = npt.NDArray[np.bool_]
+Floats64 = npt.NDArray[np.float64]
 
 
 class Unroll:
@@ -17,9 +19,9 @@ class Unroll:
 
     The noise is drawn beforehand and the probabilities are computed once for the whole fragment:
     between two steps of the environment only a forward pass and a pick remain.
-    `epsilon` mixes in uniform actions (Discrete ones), valid ones where there are masks; log-probabilities are then
-    those of the mixture. `state` is what a policy with memory begins with; `state_SN` has it before every step and at
-    the end.
+    `epsilon`, a number or one an environment (N,), mixes in uniform actions (Discrete ones, and those of a policy that
+    does not judge), valid ones where there are masks; log-probabilities are then those of the mixture. `state` is what
+    a policy with memory begins with; `state_SN` has it before every step and at the end.
     """
 
     def __init__(
@@ -28,13 +30,15 @@ class Unroll:
         steps: int,
         num_envs: int,
         rng: np.random.Generator,
-        epsilon: float = 0.0,
+        epsilon: float | Floats64 = 0.0,
         state: State | None = None,
     ):
-        layout = net.actions
+        layout, self.judges = net.actions, net.judges
+        net.resample(rng)
         self.actions_TN: Array = np.empty((steps, num_envs, *layout.shape), layout.dtype)
         self.masks_TN: Mask | None = None
         self._net, self._epsilon, self._count = net, epsilon, layout.num_params
+        self._explores = bool(np.any(epsilon))
         self._pick, self._forward = net.sampler.pick, net.forward
         self._noise = net.sampler.noise(rng, (steps, num_envs))
         self._params = np.empty((steps, num_envs, layout.num_params), np.float32)
@@ -46,9 +50,13 @@ class Unroll:
         for name, h_SN in self.state_SN.items():
             if state is not None:
                 h_SN[0] = state[name]
-        if epsilon > 0.0:
+        if self._explores:
             self._explore = rng.random((steps, num_envs)) < epsilon
-            self._uniform = rng.random((steps, num_envs, self._count), np.float32)
+            if layout.bounded:
+                self._explore = self._explore.reshape(steps, num_envs, *(1 for _ in layout.shape))
+                self._uniform = layout.uniform(rng, (steps, num_envs))
+            else:
+                self._uniform = rng.random((steps, num_envs, self._count), np.float32)
 
     def act(self, t: int, obs_N: Obs, mask_N: Mask | None = None, starts_N: Bools | None = None) -> Array:
         """The actions (N, ...) of step t; rows of `actions_TN`.
@@ -68,9 +76,10 @@ class Unroll:
         if values is not None:
             self._values[t] = values
             self._values_known = True
-        if self._epsilon > 0.0:
+        if self._explores:
             uniform = self._uniform[t] if mask_N is None else np.where(mask_N, self._uniform[t], -1)
-            np.copyto(actions, uniform.argmax(-1), where=self._explore[t])
+            drawn = uniform if self._net.actions.bounded else uniform.argmax(-1)
+            np.copyto(actions, drawn, where=self._explore[t])
         return actions
 
     def _step(self, t: int, obs_N: Obs, starts_N: Bools | None) -> tuple[Floats, Floats]:
@@ -81,34 +90,56 @@ class Unroll:
             self.state_SN[name][t + 1] = h_N
         return params, values
 
-    def finish(self, obs_SN: Obs) -> tuple[Floats, Floats]:
-        """Log-probabilities (T, N) and values (T + 1, N) of all T + 1 observations.
+    def check(self) -> None:
+        """Nothing, if the policy's outputs are finite.
+
+        Raises:
+            FloatingPointError: names step and environment.
+        """
+        check_finite("logits", self._params)
+
+    def finish(self, obs_SN: Obs, mask_N: Mask | None = None) -> tuple[Floats, Floats]:
+        """Log-probabilities (T, N) and values (T + 1, N) of all T + 1 observations; `mask_N` is the last one's.
 
         Raises:
             FloatingPointError: the outputs or values are not finite; names step and environment.
         """
-        check_finite("logits", self._params)
+        self.check()
         logp_TN = self._net.sampler.logp(self._params, self.actions_TN)
-        if self._epsilon > 0.0:
+        if self._explores:
             count = self._count if self.masks_TN is None else self.masks_TN.sum(-1)
             mixed = (1.0 - self._epsilon) * np.exp(logp_TN, dtype=np.float64) + self._epsilon / count
             logp_TN = np.log(mixed).astype(np.float32)
-        if self._values_known:
+        if self._net.greedy:
+            self._params.max(-1, out=self._values[:-1])
+        if self._values_known or self._net.greedy:
             last = {name: h_SN[-1] for name, h_SN in self.state_SN.items()}
-            self._values[-1] = self._values_of(map_arrays(lambda x: x[-1], obs_SN), last)
+            self._values[-1] = self._values_of(map_arrays(lambda x: x[-1], obs_SN), last, mask_N)
         else:
             rows = map_arrays(lambda x: x.reshape(-1, *x.shape[2:]), obs_SN)
             self._values = self._net.values(rows).reshape(self._values.shape)
         check_finite("values", self._values)
         return logp_TN, self._values
 
-    def final_values(self, final_obs: Obs, places: list[tuple[int, int]]) -> Floats:
-        """The values (F,) of final observations, each seen after step t of environment n, for (t, n) in `places`."""
+    def final_values(self, final_obs: Obs, places: list[tuple[int, int]], mask: Mask | None = None) -> Floats:
+        """The values (F,) of final observations, each seen after step t of environment n, for (t, n) in `places`.
+
+        mask: (F, P), which actions may be taken there, for values that are the greatest of an action.
+        """
         steps, envs = (np.array(axis) for axis in zip(*places, strict=True))
         state = {name: h_SN[steps + 1, envs] for name, h_SN in self.state_SN.items()}
-        return self._values_of(final_obs, state)
+        return self._values_of(final_obs, state, mask)
 
-    def _values_of(self, obs_N: Obs, state: State) -> Floats:
-        if not state:
+    def q_taken(self) -> Floats | None:
+        """Q (T, N) of the actions taken, where outputs are values of actions."""
+        if not self._net.greedy:
+            return None
+        return np.take_along_axis(self._params, self.actions_TN[..., None], -1)[..., 0]
+
+    def _values_of(self, obs_N: Obs, state: State, mask: Mask | None) -> Floats:
+        if not state and not self._net.greedy:
             return self._net.values(obs_N)
-        return self._net.step(obs_N, state, np.zeros(num_rows(obs_N), np.bool_))[1]
+        if not state:
+            return masked(self._net.forward(obs_N)[0], mask).max(-1)
+        params, values, _ = self._net.step(obs_N, state, np.zeros(num_rows(obs_N), np.bool_))
+        return masked(params, mask).max(-1) if self._net.greedy else values

@@ -22,6 +22,7 @@ class View:
 
     mask_N: (N, P), which actions may be taken next; None without masks. They come from the observation (a Dict's
         "action_mask") or else from `info["action_mask"]`, if it is there at the reset.
+    final_masks: (P,) each, of the final observations that the last step gave; everything where a mask is not known.
     starts_N: (N,), whose observation is the first of an episode. resets_N: (N,), whose next step only resets.
 
     `follow`: whether `starts_N` and `resets_N` are kept up to date; with masks they always are.
@@ -30,6 +31,7 @@ class View:
     def __init__(self, source: VectorSource, actions: ActionLayout, *, follow: bool):
         self.layout = ObsLayout.of(source.spaces.observation)
         self.mask_N: Mask | None = None
+        self.final_masks: list[Mask] = []
         self.starts_N, self.resets_N = np.ones(source.num_envs, np.bool_), np.zeros(source.num_envs, np.bool_)
         self._source, self._actions, self._follow = source, actions, follow
         self._masked, self._nested = False, self.layout.nested
@@ -61,6 +63,7 @@ class View:
             self._after(np.logical_or(terminated_N, truncated_N))
             if self._masked:
                 self.mask_N = self._mask(obs)
+                self.final_masks = [self._final_mask(n, final) for n, final in finals]
         if self._nested:
             return (
                 self.layout.split(obs),
@@ -83,6 +86,16 @@ class View:
         if mask is None:
             mask = self._mask_of_info(name, rows)
         return checked_mask(mask, self._actions, name, rows, unused=self.resets_N)
+
+    def _final_mask(self, n: int, final: Any) -> Mask:
+        mask = self.layout.mask_of(final)
+        if mask is None:
+            info = self._source.info.get("final_info", {})
+            there = MASK in info and bool(np.broadcast_to(info.get(f"_{MASK}", True), (self._source.num_envs,))[n])
+            mask = np.asarray(info[MASK][n]).astype(np.bool_) if there else None
+        # At an episode's end there may be nothing left to do.
+        usable = mask is not None and mask.shape == (self._actions.num_params,) and mask.any()
+        return mask if mask is not None and usable else np.ones(self._actions.num_params, np.bool_)
 
     def _mask_of_info(self, name: str, rows: int) -> Array:
         info = self._source.info

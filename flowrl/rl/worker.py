@@ -13,15 +13,17 @@ from flowrl.batch import Batch
 from flowrl.errors import add_note
 from flowrl.metrics import Listed, Moments, Sum
 from flowrl.ref import Answer
+from flowrl.rl.acting import State
 from flowrl.rl.collect import collect, columns_of, first_obs
 from flowrl.rl.envs import EnvSource, make_vector_env
 from flowrl.rl.envstate import freeze, thaw
+from flowrl.rl.epsilon import Epsilon, checked_epsilon, restored_epsilon
 from flowrl.rl.evaluation import EVALUATION_KEY, Evaluation, evaluate
 from flowrl.rl.fragment import Fragment, Running
-from flowrl.rl.inference import Inference, State, make_inference
+from flowrl.rl.inference import Inference, make_inference
 from flowrl.rl.normalize import RewardScaling, RunningMoments
 from flowrl.rl.observations import Obs, map_arrays
-from flowrl.rl.spec import PolicySpec, Spaces
+from flowrl.rl.spec import ACTOR_HEADS, PolicySpec, Spaces
 from flowrl.rl.unroll import Unroll
 from flowrl.rl.vector import VectorSource, child
 from flowrl.rl.view import View
@@ -88,7 +90,8 @@ class RolloutWorker:
         self._running = Running.fresh(num_envs)
         self._obs_N: Obs | None = None  # None: the next sample begins new episodes
         self._state: State = {}
-        self._steps_taken, self._epsilon = 0, 0.0
+        self._steps_taken = 0
+        self._epsilon: Epsilon = 0.0
         self.set_policy(policy)
 
     @classmethod
@@ -96,7 +99,10 @@ class RolloutWorker:
         """The columns of `sample`'s batches, for these constructor arguments; nothing is constructed."""
         given = inspect.signature(cls).bind_partial(*args, **kwargs).arguments
         columns = COLUMNS | {"next_obs"} if given.get("next_obs", False) else COLUMNS
-        return columns | {"starts", "state"} if given.get("policy", PolicySpec()).recurrent else columns
+        spec = given.get("policy", PolicySpec())
+        memory = {"starts", "state"} if spec.recurrent else set()
+        columns = columns - {"logp", "values", "next_values"} if spec.head in ACTOR_HEADS else columns
+        return columns | memory | ({"q_taken"} if spec.head == "q" else set())
 
     # experience
     def sample(self) -> Answer[Batch]:
@@ -105,9 +111,11 @@ class RolloutWorker:
         Columns: obs, actions (indices 0..A-1, whatever `Discrete.start`), rewards (normalized and clipped
         as asked for), terminated, truncated, valid, logp (of the mixture with uniform actions if epsilon is
         not 0), values, next_values (of the state that followed: at an episode's end V of the final
-        observation), and next_obs if asked for. Metrics: episode_return and episode_length of the episodes
-        that ended, raw, and their number; frames, where a step takes several; reward_moments, where rewards
-        are normalized. The version is that of the weights, env_steps counts valid rows.
+        observation), and next_obs if asked for. With head "q" values are the greatest Q, and q_taken the action's;
+        soft and deterministic actors have neither logp nor values. Action masks are action_mask, and next_action_mask
+        beside next_obs. Metrics: episode_return and episode_length of the episodes that ended, raw, and their number;
+        frames, where a step takes several; reward_moments, where rewards are normalized. The version is the weights',
+        env_steps counts valid rows.
 
         Raises:
             FloatingPointError: a reward, an observation or the policy's output is not finite.
@@ -121,7 +129,7 @@ class RolloutWorker:
             collect(fragment, unroll, self._view)
             valid_TN = fragment.close_rows(self._running, self._source.phantom_rows)
             fragment.check(valid_TN, self._running, before)
-            columns = columns_of(fragment, unroll, next_obs=self._next_obs)
+            columns = columns_of(fragment, unroll, self._view.mask_N, next_obs=self._next_obs)
         except Exception as error:
             add_note(
                 error,
@@ -190,20 +198,16 @@ class RolloutWorker:
         self._spec = spec
         self._judge: Inference | None = None
 
-    def set_epsilon(self, value: float, policy: str | None = None) -> None:
+    def set_epsilon(self, value: npt.ArrayLike, policy: str | None = None) -> None:
         """From the next fragment on, an action is uniform with this probability.
 
+        value: a number, or an array (N,) of one for each of this worker's environments.
+
         Raises:
-            ValueError: outside 0..1, a policy that this worker does not have, or actions that are not Discrete.
+            ValueError: outside 0..1, another length, an unknown policy, or actions that are not Discrete.
         """
-        if not 0.0 <= value <= 1.0:
-            raise ValueError(f"epsilon is a probability, from 0 to 1, got {value}")
-        if value and self._net.actions.kind != "discrete":
-            raise ValueError(
-                f"epsilon mixes in uniform actions, which are for Discrete spaces, not {self._source.spaces.action}"
-            )
         self._check_policy(policy)
-        self._epsilon = float(value)
+        self._epsilon = checked_epsilon(value, self._num_envs, self._net)
 
     def set_reward_moments(self, count: float, mean: float, m2: float) -> None:
         """Takes the moments of the whole run's discounted returns, by which rewards are normalized from now on."""
@@ -266,7 +270,10 @@ class RolloutWorker:
         """
         self.set_weights(np.asarray(state["weights"]), int(state["version"]))
         self._rng.bit_generator.state = state["rng"]
-        self._epsilon, self._steps_taken = float(state["epsilon"]), int(state["steps_taken"])
+        self._epsilon, self._steps_taken = (
+            restored_epsilon(state["epsilon"], self._num_envs, self._net),
+            int(state["steps_taken"]),
+        )
         self._rewards.set_state(state["rewards"])
         self._obs_N = None
         if state["envs"] is None or len(state["ended"]) != self._num_envs:

@@ -18,14 +18,24 @@ from flowrl.operators import (
     AddAdvantages,
     ConcatBatches,
     EvaluateEvery,
+    InitialPriorities,
+    MixInReplay,
+    NStep,
+    RelabelGoals,
     ReportMetrics,
     SelectPolicies,
     SendWeights,
+    SetEpsilon,
     ShareRewardMoments,
     Standardize,
+    StoreToReplay,
     TrainOneStep,
+    UpdatePriorities,
+    UpdateTarget,
+    WaitUntil,
 )
 from flowrl.operators.policies import _Kept
+from flowrl.operators.training import TrainInfo
 from flowrl.testing import check_operator
 
 
@@ -41,11 +51,23 @@ class Learner:
 
     def set_reward_moments(self, count: float, mean: float, m2: float) -> None: ...
 
+    def set_epsilon(self, value: Any) -> None: ...
+
+    def store(self, batch: Batch) -> None: ...
+
+
+def distance(achieved: Any, desired: Any) -> Any:
+    """A reward."""
+    return -np.abs(achieved - desired).sum(axis=1)
+
 
 def fragment(seed: int) -> Batch:
     rng = np.random.default_rng(seed)
     shape = (4, 2)
-    columns = {name: rng.normal(size=shape).astype(np.float32) for name in ("rewards", "values", "next_values")}
+    names = ("rewards", "values", "next_values", "next_obs", "discounts", "q_taken")
+    columns = {name: rng.normal(size=shape).astype(np.float32) for name in names}
+    goals = ("obs/achieved_goal", "obs/desired_goal", "next_obs/achieved_goal", "next_obs/desired_goal")
+    columns |= {name: rng.normal(size=(*shape, 3)).astype(np.float32) for name in goals}
     ends = rng.random(shape) < 0.3
     return Batch({**columns, "terminated": ends, "truncated": ~ends & (rng.random(shape) < 0.2)}, time_major=True)
 
@@ -69,6 +91,17 @@ CASES: list[tuple[Operator[Any, Any], list[Any]]] = [
     (ReportMetrics(), FRAGMENTS),
     (EvaluateEvery(LEARNER, LEARNER, env_steps=10, episodes=3), FRAGMENTS),
     (ShareRewardMoments(LEARNER), FRAGMENTS),
+    (NStep(3, 0.9), FRAGMENTS),
+    (NStep(6, 0.5), FRAGMENTS),
+    (InitialPriorities(), FRAGMENTS),
+    (RelabelGoals(distance, copies=2, terminated=lambda achieved, desired: achieved[:, 0] > 0), FRAGMENTS),
+    (RelabelGoals(distance, "final", copies=1), FRAGMENTS),
+    (MixInReplay(slots=2, proportion=1.5), FRAGMENTS),
+    (SetEpsilon(LEARNER, lambda steps: 0.5), FRAGMENTS),
+    (UpdateTarget(LEARNER, tau=0.1), FRAGMENTS),
+    (UpdatePriorities(), [TrainInfo("learner[0]", version, 0) for version in range(3)]),
+    (WaitUntil(env_steps=1), FRAGMENTS),
+    (StoreToReplay(LEARNER, in_flight=3), []),
     (SelectPolicies(("a", "c")), PARTS),
     (_Kept(("b",)), PARTS),
     (functions.Function(abs), NUMBERS),
@@ -95,7 +128,7 @@ def context() -> Iterator[Callable[[], Context]]:
 
 @pytest.mark.parametrize(("op", "items"), CASES, ids=[type(op).__name__ for op, _ in CASES])
 def test_the_contract(op, items, context):
-    needs_a_run = isinstance(op, SendWeights | ReportMetrics | ShareRewardMoments)
+    needs_a_run = isinstance(op, SendWeights | ReportMetrics | ShareRewardMoments | SetEpsilon | MixInReplay)
     check_operator(op, items, ctx=context() if needs_a_run else None)
 
 

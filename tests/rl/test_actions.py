@@ -86,5 +86,5 @@ def test_the_worker_stores_the_sample_and_its_density_and_gives_the_rest_to_the_
 def test_epsilon_is_for_indices() -> None:
     worker = RolloutWorker(functools.partial(Recording, gym_spaces.Box(-1, 1, (2,)), []), steps=2)
     worker.set_epsilon(0.0)
-    with pytest.raises(ValueError, match=r"which are for Discrete spaces, not Box\("):
+    with pytest.raises(ValueError, match=r"which are for Discrete spaces, not for box actions"):
         worker.set_epsilon(0.1)

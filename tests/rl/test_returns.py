@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrl.rl.returns import gae
+from flowrl import Batch
+from flowrl.rl.returns import gae, n_step
 
 
 def column(*numbers):
@@ -178,3 +179,110 @@ def test_the_package_gives_its_public_names_when_asked():
     assert set(flowrl.rl.__all__) <= set(dir(flowrl.rl))
     with pytest.raises(AttributeError, match=r"'flowrl.rl' has no attribute 'nothing'"):
         _ = flowrl.rl.nothing
+
+
+# ---------------------------------------------------------------- n_step
+
+
+def rows(rewards, terminated=(), truncated=(), valid=None, **more):
+    """One environment; the places of its flags are listed; next_obs t is 10 t."""
+    steps = len(rewards)
+    columns = {
+        "rewards": column(*rewards),
+        "terminated": flags(*(t in terminated for t in range(steps))),
+        "truncated": flags(*(t in truncated for t in range(steps))),
+        "next_obs": column(*(10 * t for t in range(steps))),
+        **{name: column(*values) for name, values in more.items()},
+    }
+    if valid is not None:
+        columns["valid"] = flags(*valid)
+    return Batch(columns, time_major=True)
+
+
+def test_n_step_golden_numbers():
+    # γ = 1/2, n = 3. t=0: 1 + 2/2 + 4/4 = 3, then obs after step 2, γ³ = 1/8; t=3 ends the batch: 8, γ.
+    made = n_step(rows([1, 2, 4, 8], q_taken=[5, 6, 7, 8]), discount=0.5, n=3)
+    np.testing.assert_array_equal(made["rewards"], column(3, 6, 8, 8))
+    np.testing.assert_array_equal(made["discounts"], column(1 / 8, 1 / 8, 1 / 4, 1 / 2))
+    np.testing.assert_array_equal(made["next_obs"], column(20, 30, 30, 30))
+    np.testing.assert_array_equal(made["q_taken"], column(5, 6, 7, 8))  # of the row itself
+    assert made["rewards"].dtype == made["discounts"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("terminated", "truncated", "discounts"),
+    [((1,), (), (0, 0)), ((), (1,), (1 / 4, 1 / 2)), ((1,), (1,), (0, 0))],
+)
+def test_n_step_stops_where_an_episode_ends(terminated, truncated, discounts):
+    # Step 1 ends the episode: rows 0 and 1 sum up to it, 1 + 2/2 and 2, and bootstrap (if at all) from its next_obs.
+    made = n_step(rows([1, 2, 4, 8], terminated, truncated, next_values=[1, 3, 5, 7]), discount=0.5, n=3)
+    np.testing.assert_array_equal(made["rewards"], column(2, 2, 8, 8))
+    np.testing.assert_array_equal(made["discounts"], column(*discounts, 1 / 4, 1 / 2))
+    np.testing.assert_array_equal(made["next_obs"], column(10, 10, 30, 30))
+    np.testing.assert_array_equal(made["next_values"], column(3, 3, 7, 7))
+    for name, places in (("terminated", terminated), ("truncated", truncated)):
+        np.testing.assert_array_equal(made[name], flags(*(bool(places) and t < 2 for t in range(4))))
+
+
+def test_n_step_of_reset_rows():
+    # Row 2 only resets; nothing passes over it, whatever stands in it.
+    made = n_step(rows([1, 2, np.nan, 8], (1,), valid=(1, 1, 0, 1)), discount=0.5, n=4)
+    np.testing.assert_array_equal(made["rewards"][[0, 1, 3]], column(2, 2, 8))
+    cut = n_step(rows([1, 2, np.nan, 8], valid=(1, 1, 0, 1)), discount=0.5, n=4)  # without an end before it
+    np.testing.assert_array_equal(cut["rewards"][[0, 1, 3]], column(2, 2, 8))
+    np.testing.assert_array_equal(cut["discounts"][[0, 1, 3]], column(1 / 4, 1 / 2, 1 / 2))
+
+
+def test_n_step_of_one_only_adds_discounts():
+    batch = rows([1, 2, 4], (1,), (2,))
+    made = n_step(batch, discount=0.9, n=1)
+    assert made.without(["discounts"]) == batch
+    np.testing.assert_array_equal(made["discounts"], column(np.float32(0.9), 0, np.float32(0.9)))
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    steps=st.integers(1, 14),
+    envs=st.integers(1, 3),
+    n=st.integers(1, 16),
+    discount=st.sampled_from([0.0, 0.5, 0.97, 1.0]),
+)
+@settings(max_examples=80, deadline=None)
+def test_n_step_equals_a_slow_loop(seed, steps, envs, n, discount):
+    rng = np.random.default_rng(seed)
+    shape = (steps, envs)
+    batch = Batch(
+        {
+            "rewards": rng.normal(size=shape).astype(np.float32),
+            "terminated": rng.random(shape) < 0.2,
+            "truncated": rng.random(shape) < 0.2,
+            "valid": rng.random(shape) < 0.85,
+            "next_obs/camera": rng.integers(0, 255, size=(*shape, 2)).astype(np.uint8),
+        },
+        time_major=True,
+    )
+    made = n_step(batch, discount=discount, n=n)
+    for t in range(steps):
+        for e in range(envs):
+            total, at = 0.0, t
+            while True:
+                total += discount ** (at - t) * float(batch["rewards"][at, e])
+                ended = batch["terminated"][at, e] or batch["truncated"][at, e] or not batch["valid"][t, e]
+                if ended or at - t + 1 == n or at + 1 == steps or not batch["valid"][at + 1, e]:
+                    break
+                at += 1
+            assert made["rewards"][t, e] == pytest.approx(total, rel=1e-6, abs=1e-6)
+            bootstrap = 0.0 if batch["terminated"][at, e] else discount ** (at - t + 1)
+            assert made["discounts"][t, e] == pytest.approx(bootstrap, rel=1e-6)
+            np.testing.assert_array_equal(made["next_obs/camera"][t, e], batch["next_obs/camera"][at, e])
+            assert made["truncated"][t, e] == batch["truncated"][at, e]
+    assert made["next_obs/camera"].dtype == np.uint8
+
+
+def test_n_step_refuses():
+    with pytest.raises(ValueError, match="n must be at least 1, got 0"):
+        n_step(rows([1]), discount=0.5, n=0)
+    with pytest.raises(ValueError, match="discount must be between 0 and 1, got 2"):
+        n_step(rows([1]), discount=2, n=1)
+    with pytest.raises(ValueError, match="n_step needs a time-major batch"):
+        n_step(Batch({"rewards": np.zeros(2)}), discount=0.5, n=1)

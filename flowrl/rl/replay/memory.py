@@ -1,0 +1,95 @@
+"""Where replay's arrays lie: in memory, checked before it is taken, or in files of a folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+class Memory:
+    """Makes the arrays of one shard, after it has said how much they take.
+
+    folder: where they lie as files, one an array; None: in memory. `owner` begins the files' names.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None, owner: str = "replay"):
+        self._folder = None if folder is None else Path(folder)
+        self._owner = owner
+
+    def check(self, sizes: Mapping[str, int]) -> None:
+        """Nothing, if arrays of these bytes, by name, fit into what is free now.
+
+        Raises:
+            MemoryError: they do not; says which array takes how much, and what to do.
+        """
+        need, where = sum(sizes.values()), "memory"
+        if self._folder is None:
+            free = free_memory()
+        else:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            free, where = shutil.disk_usage(self._folder).free, f"disk space at {self._folder}"
+        if free is None or need <= free:
+            return
+        largest = sorted(sizes.items(), key=lambda entry: -entry[1])[:4]
+        parts = ", ".join(f"{name} {in_words(size)}" for name, size in largest)
+        raise MemoryError(
+            f"a replay shard needs {in_words(need)} of {where} when it is full, and {in_words(free)} are free "
+            f"({parts}{' …' if len(sizes) > 4 else ''}): lower its capacity, spread it over more machines, or keep it "
+            "in files (memory_map=)"
+        )
+
+    def empty(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """An array, not filled: its pages are taken as they are written."""
+        if self._folder is None:
+            return np.empty(shape, dtype)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return np.asarray(np.memmap(self._file(name), np.dtype(dtype), "w+", shape=shape))
+
+    def longer(self, name: str, array: Array, rows: int) -> Array:
+        """The array with more rows; the one given is used no more."""
+        if self._folder is not None:
+            dtype, shape = array.dtype, (rows, *array.shape[1:])
+            with open(self._file(name), "r+b") as file:
+                file.truncate(dtype.itemsize * int(np.prod(shape)))
+            return np.asarray(np.memmap(self._file(name), dtype, "r+", shape=shape))
+        array.resize((rows, *array.shape[1:]), refcheck=False)  # nobody else holds it; Linux moves pages, no bytes
+        return array
+
+    def _file(self, name: str) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{self._owner}.{name.replace('/', '.')}.bin"
+
+
+def free_memory() -> int | None:
+    """The bytes of memory that this process may still take; None where nobody says."""
+    try:
+        import psutil
+
+        free = int(psutil.virtual_memory().available)
+    except ImportError:
+        try:
+            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (AttributeError, ValueError, OSError):
+            return None
+    try:  # the container's own limit
+        limit, used = ((_CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        return free if limit == "max" else min(free, max(0, int(limit) - int(used)))
+    except (OSError, ValueError):
+        return free
+
+
+def in_words(size: int) -> str:
+    """A size in the unit that suits it."""
+    for unit, bytes_each in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= bytes_each:
+            return f"{size / bytes_each:.1f} {unit}"
+    return f"{size} bytes"

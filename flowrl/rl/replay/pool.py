@@ -1,0 +1,212 @@
+"""The items of a replay shard as numbers: which are there, how probable each is, how often each may still be drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flowrl.rl.replay.sumtree import SumTree
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+GONE = -1
+
+
+class Pool:
+    """Items in a ring: item number i, counted from the first ever put in, has place i % capacity.
+
+    prioritized: whether items have masses of their own; else each counts the same.
+    fifo: whether the oldest are drawn first, each as often as it may be, before the next.
+    times: how often an item may be drawn before it goes; None: without limit.
+    scattered: whether items may go in another order than they came.
+    """
+
+    def __init__(self, capacity: int, *, prioritized: bool, fifo: bool, times: int | None, scattered: bool):
+        self.capacity, self.head, self.live = capacity, 0, 0
+        self.prioritized, self.fifo, self.times = prioritized, fifo, times
+        self.slots: Ints = np.full(capacity, GONE, np.int64)  # of the item at each place
+        weighed = prioritized or ((times is not None or scattered) and not fifo)
+        self.tree = SumTree(capacity) if weighed else None
+        self.left = None if times is None else np.zeros(capacity, np.int64)
+        self._next = 0  # fifo: no item before this number is there
+        self._largest: float | None = 1.0  # None: to be found out
+
+    @staticmethod
+    def size(capacity: int) -> int:
+        """The bytes that a pool takes, at most."""
+        return capacity * 25
+
+    @property
+    def mass(self) -> float:
+        """The sum of what items are drawn in proportion to: of their masses, or of 1 each."""
+        return float(self.live) if self.tree is None else self.tree.total
+
+    def put(self, count: int, masses: Floats | None) -> int:
+        """Appends items; returns how often those that must make room could still have been drawn.
+
+        Of more than fit the last stay. Without masses they get the largest one there is.
+        """
+        kept = min(count, self.capacity)
+        self.head += count
+        slots = np.arange(self.head - kept, self.head)
+        fresh = self._fresh() if masses is None else masses[-kept:]
+        forgone = 0 if self.times is None else (count - kept) * self.times
+        done, start = 0, int(slots[0]) % self.capacity
+        for first, stop in ((start, min(start + kept, self.capacity)), (0, start + kept - self.capacity)):
+            if stop <= first:
+                continue
+            part = slice(first, stop)
+            self.live += stop - first - int(np.count_nonzero(self.slots[part] != GONE))
+            self.slots[part] = slots[done : done + stop - first]
+            if self.left is not None and self.times is not None:
+                forgone += int(self.left[part].sum())
+                self.left[part] = self.times
+            if self.tree is not None:
+                self.tree.put_range(first, stop, fresh[done : done + stop - first] if np.ndim(fresh) else fresh)
+            done += stop - first
+        if masses is not None:
+            self._noticed(fresh)
+        return forgone
+
+    def _fresh(self) -> Any:
+        if not self.prioritized or self.tree is None:
+            return 1.0
+        if self._largest is None:
+            self._largest = float(self.tree.leaves.max()) or 1.0
+        return self._largest
+
+    def _noticed(self, masses: Any) -> None:
+        """New masses stand in place of others: the largest is theirs, or is to be found out when it is wanted."""
+        highest = float(np.maximum.reduce(masses))
+        self._largest = highest if self._largest is not None and highest >= self._largest else None
+
+    def remove(self, places: Ints) -> None:
+        """Items go."""
+        self.live -= int(np.count_nonzero(self.slots[places] != GONE))
+        self.slots[places] = GONE
+        if self.left is not None:
+            self.left[places] = 0
+        if self.tree is not None:
+            self.tree.put(places, 0.0)
+        self._largest = None
+
+    def draw(self, rng: np.random.Generator, n: int) -> tuple[Ints, Ints, Floats | None]:
+        """The places of n random items, their numbers, and their masses, where they have some.
+
+        Raises:
+            ValueError: there is none, or so many draws are not left.
+        """
+        if not self.live:
+            raise ValueError("this replay shard holds nothing that can be drawn; add a batch before you sample")
+        if self.left is not None:
+            return self._limited(rng, n)
+        places, masses = self._drawn(rng, n)
+        return places, self.slots.take(places), masses
+
+    def _drawn(self, rng: np.random.Generator, n: int) -> tuple[Ints, Floats | None]:
+        if self.tree is None:
+            return rng.integers(0, min(self.head, self.capacity), n), None
+        places = self.tree.find(rng.random(n))
+        masses = self.tree.leaves.take(places, mode="clip")
+        while not np.minimum.reduce(masses) > 0.0:  # see SumTree.find: as good as never
+            empty = np.flatnonzero(masses <= 0.0)
+            places[empty] = self.tree.find(rng.random(len(empty)))
+            masses = self.tree.leaves.take(places, mode="clip")
+        return places, masses if self.prioritized else None
+
+    def _limited(self, rng: np.random.Generator, n: int) -> tuple[Ints, Ints, Floats | None]:
+        assert self.left is not None
+        if (have := int(self.left.sum())) < n:
+            raise ValueError(
+                f"{n} draws were asked for, and the {self.live} items of this replay shard have {have} left "
+                f"(max_times_sampled={self.times})"
+            )
+        if self.fifo:
+            places, slots = self._oldest(n)
+            self._used(places)
+            return places, slots, None
+        found: list[tuple[Ints, Ints]] = []
+        masses: list[Floats] = []
+        while n:
+            places, weighed = self._drawn(rng, n)
+            fits = _occurrence(places) < self.left[places]  # of an item that comes too often, the first ones count
+            places = places[fits]
+            found.append((places, self.slots.take(places)))
+            masses += [] if weighed is None else [weighed[fits]]
+            n -= len(places)
+            self._used(places)
+        all_places, all_slots = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        return all_places, all_slots, np.concatenate(masses) if masses else None
+
+    def _oldest(self, n: int) -> tuple[Ints, Ints]:
+        assert self.left is not None
+        found: list[Ints] = []
+        number = self._next = max(self._next, self.head - self.capacity)
+        while n:
+            places = np.arange(number, min(self.head, number + n)) % self.capacity
+            drawn = np.repeat(places, self.left[places])[:n]
+            found.append(drawn)
+            n, number = n - len(drawn), number + len(places)
+        places = np.concatenate(found)
+        slots = self.slots.take(places)
+        self._next = int(slots[-1])
+        return places, slots
+
+    def _used(self, places: Ints) -> None:
+        assert self.left is not None
+        np.subtract.at(self.left, places, 1)
+        done = np.unique(places[self.left[places] == 0])
+        if len(done):
+            self.remove(done)
+
+    def reweigh(self, slots: Ints, masses: Floats) -> int:
+        """Gives items new masses, by their numbers; returns how many have gone. Of one that comes twice, the last."""
+        places = slots % self.capacity
+        here = self.slots.take(places) == slots
+        late = len(slots) - int(np.count_nonzero(here))
+        if late:
+            places, masses = places[here], masses[here]
+        if self.prioritized and self.tree is not None and len(places):
+            self.tree.put(places, masses)
+            self._noticed(masses)
+        return late
+
+    def get_state(self) -> dict[str, Any]:
+        """All that the next draw depends on, but for the random numbers."""
+        size = min(self.head, self.capacity)
+        return {
+            "head": self.head,
+            "next": self._next,
+            "slots": self.slots[:size].copy(),
+            "left": None if self.left is None else self.left[:size].copy(),
+            "masses": None if self.tree is None else self.tree.leaves[:size].copy(),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a state."""
+        slots = np.asarray(state["slots"])
+        self.head, self._next, self._largest = int(state["head"]), int(state["next"]), None
+        self.slots[:] = GONE
+        self.slots[: len(slots)] = slots
+        self.live = int(np.count_nonzero(slots != GONE))
+        if self.left is not None:
+            self.left[:] = 0
+            self.left[: len(slots)] = np.asarray(state["left"])
+        if self.tree is not None:
+            masses = np.zeros(self.capacity)
+            masses[: len(slots)] = np.asarray(state["masses"])
+            self.tree.put_range(0, self.capacity, masses)
+
+
+def _occurrence(places: Ints) -> Ints:
+    """How often the place of each entry came before it."""
+    order = np.argsort(places, kind="stable")
+    ordered = places[order]
+    first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    counts = np.diff(np.append(first, len(places)))
+    before = np.empty(len(places), np.int64)
+    before[order] = np.arange(len(places)) - np.repeat(first, counts)
+    return before

@@ -1,0 +1,43 @@
+"""The pool of frames: ids given, freed and given again, and how it grows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flowrl.rl.replay.frames import Frames
+from flowrl.rl.replay.memory import Memory, in_words
+
+
+@pytest.mark.parametrize("files", [False, True])
+def test_grows_and_keeps_what_it_holds(tmp_path: Path, files: bool) -> None:
+    frames = Frames(Memory(tmp_path if files else None), "obs/camera", 2, 3, np.dtype(np.uint8))
+    held: dict[int, int] = {}
+    for row in range(40):
+        for given in frames.take(1 + row % 3).tolist():
+            assert given not in held
+            held[given] = row
+            frames.array[given] = row
+            frames.last_row[given] = row
+        assert {given: int(frames.array[given, 2]) for given in held} == held
+        if row % 4 == 3:
+            oldest = row - 2
+            frames.release(np.array([*held, *held], np.int32), oldest)  # twice each: freed once
+            held = {given: last for given, last in held.items() if last >= oldest}
+            assert frames.in_use == len(held)
+    assert len(frames.array) < 20
+
+
+def test_growth_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = Frames(Memory(), "obs", 2, 1000, np.dtype(np.uint8))
+    frames.take(2)
+    monkeypatch.setattr("flowrl.rl.replay.memory.free_memory", lambda: 100)
+    with pytest.raises(MemoryError, match="more of obs"):
+        frames.take(1)
+
+
+@pytest.mark.parametrize(("size", "words"), [(12, "12 bytes"), (1536, "1.5 KiB"), (3 * 2**30, "3.0 GiB")])
+def test_sizes_in_words(size: int, words: str) -> None:
+    assert in_words(size) == words
