@@ -116,10 +116,11 @@ class Steps(Operator[Batch, int]):
 
 
 class HandLoop:
-    """Rollouts as a plain loop over actors that stay alive for the whole sweep."""
+    """Rollouts as a plain loop over actors."""
 
-    def __init__(self, count: int):
+    def __init__(self, gather: str, count: int):
         made = ray.remote(num_cpus=0)(HandStepper)
+        self.count, self.gather = count, gather
         self.actors = [made.remote(index) for index in range(count)]
         self.samples = [actor.fragment.options(num_returns=2) for actor in self.actors]
 
@@ -127,16 +128,24 @@ class HandLoop:
         """All actors take another environment."""
         ray.get([actor.configure.remote(setting) for actor in self.actors])
 
-    def steps(self, gather: str, count: int) -> Iterator[int]:
-        """Steps an item, of the first `count` actors."""
-        return self._sync(count) if gather == "sync" else self._async(count)
+    def rate(self, seconds: float) -> float:
+        """Steps a second; what is in flight is taken in before and after."""
+        items = self._sync() if self.gather == "sync" else self._async()
+        found = rate(items, seconds, self.count)
+        items.close()  # type: ignore[attr-defined]
+        return found
 
-    def _sync(self, count: int) -> Iterator[int]:
+    def close(self) -> None:
+        """Ends the actors."""
+        for actor in self.actors:
+            ray.kill(actor)
+
+    def _sync(self) -> Iterator[int]:
         while True:
-            out = [sample.remote() for sample in self.samples[:count]]
+            out = [sample.remote() for sample in self.samples]
             yield from ray.get([steps for _, steps in out])
 
-    def _async(self, count: int) -> Iterator[int]:
+    def _async(self) -> Iterator[int]:
         out: dict[Any, tuple[Any, int]] = {}
 
         def ask(index: int) -> None:
@@ -144,7 +153,7 @@ class HandLoop:
             out[steps] = (batch, index)
 
         for _ in range(NUM_ASYNC):
-            for index in range(count):
+            for index in range(self.count):
                 ask(index)
         try:
             ready: deque[Any] = deque()
@@ -163,6 +172,7 @@ class GraphLoop:
     """The same as a graph."""
 
     def __init__(self, gather: str, count: int):
+        self.count = count
         shards = flowrl.from_actors(flowrl.actors(Stepper, count=count, cpus=0, name="workers"), "sample")
         flow = shards.gather_sync() if gather == "sync" else shards.gather_async(num_async=NUM_ASYNC)
         self.run = flowrl.run(flow.for_each(Steps()), Ray(), seed=0)
@@ -171,6 +181,14 @@ class GraphLoop:
         """All actors take another environment."""
         for pending in [actor.ask("configure", setting) for actor in self.run.actors["workers"]]:
             pending.result()
+
+    def rate(self, seconds: float) -> float:
+        """Steps a second."""
+        return rate(self.run, seconds, self.count)
+
+    def close(self) -> None:
+        """Ends the run."""
+        self.run.close()
 
 
 def rate(items: Iterator[int], seconds: float, count: int) -> float:
@@ -224,24 +242,24 @@ def measure(args: argparse.Namespace, settings: list[Setting]) -> Iterator[Resul
     """Every setting with every number of workers and both gathers."""
     solo = {s: alone(s._replace(kind="constant"), min(args.seconds, 1.0)) for s in settings}
     busy = {s.nbytes: alone(s._replace(sleep_ms=0.0, kind="constant"), min(args.seconds, 1.0)) for s in settings}
-    hand = HandLoop(max(args.workers))
     for count in args.workers:
         for gather in args.gathers:
-            graph = GraphLoop(gather, count)
+            # Both anew, for actors get faster with age: memory that they share with the object store is touched once.
+            hand, graph = HandLoop(gather, count), GraphLoop(gather, count)
             for setting in settings:
                 hand.configure(setting)
                 graph.configure(setting)
                 pairs = []
-                for _ in range(args.repeats):
-                    items = hand.steps(gather, count)
-                    theirs = rate(items, args.seconds, count)
-                    items.close()  # type: ignore[attr-defined]
-                    pairs.append((theirs, rate(graph.run, args.seconds, count)))
+                for turn in range(args.repeats):
+                    sides = (hand, graph) if turn % 2 == 0 else (graph, hand)
+                    rates = {side: side.rate(args.seconds) for side in sides}
+                    pairs.append((rates[hand], rates[graph]))
                 ideal = min(count * solo[setting], CORES * busy[setting.nbytes])
                 loop, ours = (statistics.median(side) for side in zip(*pairs, strict=True))
                 ratio = statistics.median(ours / theirs for theirs, ours in pairs)
                 yield Result(setting, count, gather, ideal, loop, ours, ratio)
-            graph.run.close()
+            hand.close()
+            graph.close()
 
 
 def conclude(results: list[Result]) -> None:
