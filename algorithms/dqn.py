@@ -29,12 +29,20 @@ from flowrl.rl.schedules import Linear, Rate, check_rate
 class DQNConfig(ValueConfig):
     """The settings of DQN. The defaults are tuned to solve CartPole-v1 soon on two cores.
 
-    Rainbow is `policy=PolicySpec(head="q", dueling=True, noisy=True, atoms=51, value_range=(0, 100))`, `n_step=3` and
+    Rainbow is `policy=PolicySpec(head="q", dueling=True, noisy=True, atoms=51, value_range=(0, 100))` and
     `prioritized=True`, with the range of returns that the environment has.
     """
 
     policy: rl.PolicySpec = field(default_factory=lambda: rl.PolicySpec(head="q", dueling=True))
     """What the policy is made of, of head "q": dueling, noisy, over atoms."""
+    samples_per_step: float | None = 32.0
+    """Rows trained on for each environment step; None: both sides run as fast as they can."""
+    learning_rate: Rate = 5e-4
+    """Adam's step size: a number, or a schedule over environment steps."""
+    n_step: int = 3
+    """Rewards of so many steps are summed before the value of what follows."""
+    target_every: int = 50
+    """Updates after which the target network takes over the weights."""
     prioritized: bool = False
     """Rows are drawn by their last error instead of uniformly (arXiv:1511.05952)."""
     huber: bool = True
