@@ -31,6 +31,8 @@ class TD3Config(ContinuousConfig):
     """Standard deviation of the noise on the target's actions."""
     noise_clip: float = 0.5
     """What that noise is clipped to."""
+    tau: float = 0.02
+    """How far the target moves towards the policy at each update of it, which is one of `policy_delay`."""
     epsilon: Rate = field(default_factory=lambda: Linear(1.0, 0.0, 1000))
     """Share of actions that are uniform between the bounds: a number, or a schedule over environment steps."""
 

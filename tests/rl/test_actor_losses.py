@@ -61,7 +61,7 @@ def test_td3_by_hand():
     # clip(0.2 · −10) = −0.5: Q' = 1.261594, y = 1.630797; 0.630797² + 0.369203²
     assert loss.critic(net, rows(next_noise=[[-10.0]]), Progress()).loss.item() == pytest.approx(0.534216, abs=1e-5)
     # −Q_1(s, tanh(0.5)) = −(0.5 + 0.462117)
-    assert float(loss.actor(net, rows(), Progress()).loss) == pytest.approx(-0.962117, abs=1e-6)
+    assert loss.actor(net, rows(), Progress()).loss.item() == pytest.approx(-0.962117, abs=1e-6)
     # where the episode terminated, discounts are 0 and y is the reward: 0² + 1²
     ended = loss.critic(net, rows(next_noise=[[10.0]], discounts=[0.0]), Progress())
     assert ended.loss.item() == pytest.approx(1.0)
