@@ -1,12 +1,14 @@
 """The command line: `flowrl train ALGORITHM`, `flowrl graph ALGORITHM`, `flowrl list`.
 
 Exit codes: 0 solved or finished, 1 stopped by its limit without reaching --stop-return, 2 bad usage, 70 an exception
-while training (an environment's, an operator's; the traceback is printed), 130 interrupted.
+while training (an environment's, an operator's; the traceback is printed) or a stdout that takes nothing, 130
+interrupted.
 """
 
 from __future__ import annotations
 
 import ast
+import errno
 import math
 import os
 import re
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from flowrl.training import Progress, TrainResult
 
 SOLVED_OR_FINISHED, NOT_REACHED, BAD_USAGE, FAILED, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 70, 130, 141
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of a file or device that takes no more
 COMMANDS = ("train", "graph", "list")
 USAGE = """usage: flowrl COMMAND
 
@@ -50,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     _open_closed_streams()
     try:
-        return _command(args)
+        code = _command(args)
+        sys.stdout.flush()  # what cannot be written is told here, and not as the interpreter ends
+        return code
     except UsageError as error:
         print(f"flowrl: {error}", file=sys.stderr)
         return BAD_USAGE
@@ -59,12 +64,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted before the first result", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # `flowrl graph ppo | head`: nobody reads on; what is still buffered would raise again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # `flowrl graph ppo | head`: nobody reads on
+        _unwritable_stdout()
         return CLOSED_PIPE
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        full = isinstance(error, OSError) and error.errno in FULL
+        problem = _unwritable_stdout("\n" if full else "")
+        if full and problem is not None:
+            print(f"flowrl: stdout cannot be written: {problem}", file=sys.stderr)
+        else:
+            traceback.print_exc()
         return FAILED
+
+
+def _unwritable_stdout(tried: str = "") -> str | None:
+    """Why stdout does not take `tried`, if so; what is still buffered would raise again, and is dropped."""
+    try:
+        sys.stdout.write(tried)
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return error.strerror or text_of(error)
+    return None
 
 
 def _open_closed_streams() -> None:

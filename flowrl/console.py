@@ -29,7 +29,13 @@ class Watcher(Protocol):
 
 def watcher(stream: TextIO) -> Watcher:
     """A live table where the stream is a terminal, plain lines otherwise."""
-    return LiveTable(stream) if stream.isatty() else Lines(stream)
+    return LiveTable(stream) if is_terminal(stream) else Lines(stream)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether it is one; what stands in a stream's place may have nothing but `write`."""
+    isatty = getattr(stream, "isatty", None)
+    return isatty is not None and bool(isatty())
 
 
 class Lines:

@@ -17,6 +17,12 @@ def whole(value: Any) -> int | None:
         return None
 
 
+def short(value: Any) -> str:
+    """The value as an error shows it; of a whole number longer than a line only its length."""
+    long = isinstance(value, int) and value.bit_length() > 128
+    return f"one of {value.bit_length()} bits" if long else repr(value)
+
+
 def seconds(timeout_s: float | None) -> float | None:
     """A timeout as locks and backends take it; None, no limit, also for infinity.
 

@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from flowrl.given import short
+
 WINDOW = 100
 Delta = tuple[str, str | None, str, str, Any, float]
 
@@ -106,10 +108,10 @@ def _number(name: str, value: Any) -> float:
     try:
         if not isinstance(value, str):
             return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         pass
     raise TypeError(
-        f"metric {name!r} must be a number, or a rule of flowrl.metrics (Sum, Mean, Last, Listed), got {value!r}"
+        f"metric {name!r} must be a number, or a rule of flowrl.metrics (Sum, Mean, Last, Listed), got {short(value)}"
     )
 
 

@@ -133,9 +133,11 @@ class _Audience(AbstractContextManager["_Audience"]):
 
     def __init__(self, observe: Callable[[Progress], None] | None, progress: bool | None):
         self._observe, self._screen = observe, None
-        if progress or (progress is None and sys.stderr is not None and sys.stderr.isatty()):
-            from flowrl.console import watcher
+        if progress is False or sys.stderr is None or getattr(sys.stderr, "closed", False):  # a service may have none
+            return
+        from flowrl.console import is_terminal, watcher
 
+        if progress or is_terminal(sys.stderr):
             self._screen = watcher(sys.stderr)
 
     def show(self, progress: Progress) -> None:

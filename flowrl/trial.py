@@ -58,10 +58,11 @@ class Report:
 def check(root: graph.Node) -> Report:
     """One item through the whole graph on the Local backend, with one actor of each group.
 
-    Behind a union further items are pulled, one of each branch, so that every branch is tried. Of a graph that is not
-    gathered yet the item is the first of one shard.
+    Behind a union further items are pulled, one of each branch whatever its weight, so that every branch is tried. Of a
+    graph that is not gathered yet the item is the first of one shard.
     """
     from flowrl.backends.local import Local
+    from flowrl.engine.branches import UnionCursor
     from flowrl.engine.build import build
     from flowrl.ref import Ref
 
@@ -71,25 +72,31 @@ def check(root: graph.Node) -> Report:
     names = graph.names_of(gathered)
     engine = build(gathered, Local(), 0, one_each=True)
     try:
+        for cursor in engine.cursors:
+            if isinstance(cursor, UnionCursor):
+                cursor.weights = [1] * len(cursor.weights)  # else the last branch may come after a day's training
         seen = _watched(engine)
         got = engine.next_item()
         item = None if got is None else got.get()
         if isinstance(item, Ref):
             item = item.get()
         _pull_on(engine, names, seen, ended=got is None)
-        edges = [
-            Edge(
-                name,
-                node.where,
-                seen.get(name) or engine.accounts.node(name).first or NOTHING,
-                tuple(names[up] for up in node.upstream),
-            )
-            for node, name in names.items()
-            if node is gathered is root or node is not gathered
-        ]
-        return Report(tuple(edges), item, got is None)
+        edges = _edges(engine, names, seen)
+        return Report(edges if gathered is root else edges[:-1], item, got is None)
     finally:
         engine.close()
+
+
+def _edges(engine: Engine, names: Mapping[graph.Node, str], seen: Mapping[str, str]) -> tuple[Edge, ...]:
+    shapes: dict[str, str] = {}
+    for node, name in names.items():  # each after its upstream
+        shape = seen.get(name) or engine.accounts.node(name).first
+        if isinstance(node, graph.Merge):  # of shards side by side: no work of theirs, so that they do not count it
+            shape = next((shapes[names[up]] for up in node.upstream if shapes[names[up]] != NOTHING), None)
+        shapes[name] = shape or NOTHING
+    return tuple(
+        Edge(name, node.where, shapes[name], tuple(names[up] for up in node.upstream)) for node, name in names.items()
+    )
 
 
 def _watched(engine: Engine) -> Mapping[str, str]:
@@ -105,7 +112,7 @@ def _watched(engine: Engine) -> Mapping[str, str]:
 def _pull_on(engine: Engine, names: Mapping[graph.Node, str], seen: Mapping[str, str], *, ended: bool) -> None:
     """Pulls until every node of the driver has given something, or every branch of the unions had its turn."""
     waited_for = [name for node, name in names.items() if not node.parallel]
-    turns = sum(sum(node.weights) for node in names if isinstance(node, graph.Unite))
+    turns = sum(len(node.weights) for node in names if isinstance(node, graph.Unite))
     while turns > 0 and not ended and any(name not in seen for name in waited_for):
         ended = engine.next_item() is None
         turns -= 1

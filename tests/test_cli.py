@@ -355,6 +355,18 @@ def test_nobody_reading_on_is_no_error() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_device_is_one_line(unbuffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "flowrl.cli", "list"], env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=100,
+        )  # fmt: skip
+    assert done.stderr == "flowrl: stdout cannot be written: No space left on device\n"
+    assert done.returncode == FAILED
+
+
 def test_on_ray_it_is_the_same_command(ray_session: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = [*COUNTING, "--seed", "0", "--total-steps", "200"]
     assert main(["train", "ppo", *args, "--out", str(tmp_path / "ray")]) == SOLVED_OR_FINISHED

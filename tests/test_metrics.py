@@ -87,6 +87,7 @@ def test_merging_in_parts_equals_merging_at_once(entries, cut):
     ("metrics", "told"),
     [
         ({"a": "3"}, "metric 'a' must be a number, or a rule of flowrl.metrics .*, got '3'"),
+        ({"a": 10**400}, "metric 'a' must be a number, or a rule of flowrl.metrics .*, got one of 1329 bits"),
         ({"a": None}, "metric 'a' must be a number, or a rule of flowrl.metrics .*, got None"),
         ({"a": Mean(1.0, "x")}, "metric 'a' must be a number, .* got 'x'"),
         ({"a": Listed((1.0, [2]))}, r"metric 'a' must be a number, .* got \[2\]"),

@@ -22,6 +22,7 @@ from flowrl.engine.run import Run
 from flowrl.rl.evaluation import Evaluation
 from flowrl.training import Progress, config_of, train
 from tests.rl.counting_envs import Counting
+from tests.test_records import summary
 
 
 def small(**settings: Any) -> PPOConfig:
@@ -157,6 +158,27 @@ def test_progress_is_shown_on_a_terminal_and_nowhere_else(
     assert lines[0].startswith("steps ")
     assert "return 6.0" in lines[-1]
     assert set(capsys.readouterr().out.split()) == {"mine"}
+
+
+class Writer:
+    """What a logger puts in the place of stderr."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing to do."""
+
+
+@pytest.mark.parametrize("stream", [None, "closed", Writer()])
+@pytest.mark.parametrize("progress", [None, True])
+def test_progress_needs_no_stderr(stream: Any, progress: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if stream == "closed":
+        stream = io.StringIO()
+        stream.close()
+    monkeypatch.setattr(sys, "stderr", stream)
+    flow = flowrl.from_iterable(lambda: [summary(1, {})])
+    assert len(train(flow, backend=Local(), progress=progress).history) == 1
 
 
 def test_progress_ends_with_its_last_figures_also_at_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

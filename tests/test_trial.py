@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,6 +145,25 @@ def test_every_branch_of_a_union_is_tried() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         failing.check()
     assert "in node 'lambda'" in caught.value.__notes__[0]
+
+
+def test_shards_side_by_side_show_what_passes() -> None:
+    empty, numbers = flowrl.from_items([], num_shards=1), flowrl.from_items([1, 2, 3], num_shards=2)
+    report = empty.union(numbers).check()
+    assert [(edge.node, edge.shape) for edge in report.edges] == [
+        ("from_items", "nothing came"),
+        ("from_items-2", "int"),
+        ("union", "int"),
+    ]
+    assert str(report).splitlines()[-1].split() == ["union", "as", "from_items-2"]
+
+
+def test_a_branchs_weight_does_not_make_a_check_longer() -> None:
+    seen: list[int] = []
+    heavy = flowrl.from_iterable(itertools.count).tap(seen.append)
+    report = Union([heavy, flowrl.from_iterable(lambda: "a")], weights=[10**9, 1]).check()
+    assert [edge.shape for edge in report.edges] == ["int", "int", "str", "int"]
+    assert len(seen) <= 2
 
 
 def test_check_of_a_deferred_operator_that_fails() -> None:

@@ -14,7 +14,7 @@ from flowrl.engine.blame import NodePlace, raise_located, raise_record, stalled
 from flowrl.engine.calls import ANSWERED, LOST, ActorState, Call, Calls
 from flowrl.engine.cursors import BLOCKED, END, MISSING, Cursor, Item
 from flowrl.engine.failure import ErrorRecord, InNode
-from flowrl.engine.interrupts import MAIN, Alarm, Interrupts, Mode
+from flowrl.engine.interrupts import Alarm, Interrupts, Mode
 from flowrl.engine.lives import Lives, Watcher
 from flowrl.engine.stage import Stage
 from flowrl.engine.stats import Accounts
@@ -49,6 +49,7 @@ class Engine:
         self.states: dict[str, list[ActorState]] = {}
         self.closing = False  # from the first moment of closing: what a pull answers then may be cut short
         self.closed = False
+        self.interrupted = False  # as it was closed, which went on; whoever closes it raises that
         self.patience_s = 2.0
         self.driver: int | None = None  # the thread that moves items now
         self._failures: list[tuple[ErrorRecord, str, ActorState]] = []
@@ -63,12 +64,12 @@ class Engine:
     def next_value(self, thread: int) -> tuple[bool, Any]:
         """(True, the next item's value), or (False, None) at the end of the run's flow; moved by the calling `thread`.
 
+        In the main thread it is called between `interrupts.enter()` and the end of that.
+
         Raises:
             KeyboardInterrupt: with `interrupts.safe`, nothing is lost and the next call goes on.
         """
         self.driver = thread
-        if thread == MAIN:
-            self.interrupts.enter()
         try:
             item = self.next_item()
             if item is None:
@@ -76,8 +77,6 @@ class Engine:
             return True, (self._root_value(item) if item.value is MISSING else item.value)
         finally:
             self.driver = None
-            if thread == MAIN:
-                self.interrupts.depth -= 1
 
     def next_item(self) -> Item | None:
         """The next item of the run's flow, or None at its end."""
@@ -130,22 +129,19 @@ class Engine:
         if not idle:
             self.calls.wait(targets, timeout_s)
         elif timeout_s is not None:
-            mode = self.interrupts.begin(Mode.WAITING)
-            try:
-                self.backend.poll([], timeout_s)
-            finally:
-                self.interrupts.end(mode)
+            self.interrupts.waiting(lambda: self.backend.poll([], timeout_s))
 
     def poll(self) -> None:
         """Raises what has failed since the last poll, if anything has: interrupts, deaths, calls, tells."""
         if not self.alarm.on:
             return
         self.interrupts.check()
-        if self.closing:
-            raise FlowError(CLOSED_MEANWHILE)
-        self.alarm.on = False
+        self.alarm.on = False  # before the looks: what another thread says from here on rings again
         if self.interrupts.noted:  # it is for the main thread, and this is another
             self.alarm.on = True
+        if self.closing:
+            self.alarm.on = True
+            raise FlowError(CLOSED_MEANWHILE)
         if self._failures:
             record, node, state = self._failures.pop(0)
             raise_record(self.places, record, node, state.name)
@@ -237,7 +233,10 @@ class Engine:
     def state_of(self, handle: ActorHandle[Any]) -> ActorState:
         """What the driver knows of a handle's actor."""
         if self.closed:
-            raise FlowError(f"the run is closed; {handle.name} is gone")
+            raise FlowError(
+                f"the run is closed; {handle.name} is gone: take policy(), evaluate(), ask and tell before close(), or "
+                "before the end of `with`"
+            )
         return self.states[handle.group][handle.index]
 
     def handle(self, state: ActorState, node: str, *, held: bool) -> ActorHandle[Any]:
@@ -293,22 +292,23 @@ class Engine:
         wait_s = self.patience_s if wait_s is None else wait_s
         problems: list[str] = []
         for stage in self.stages:
-            _attempt(problems, stage.close)
+            self._attempt(problems, stage.close)
         for cursor in self.cursors:
             if not cursor.upstreams():
-                _attempt(problems, cursor.close)
+                self._attempt(problems, cursor.close)
         gone = self.backend.gone()
         if wait_s > 0 and not gone:
-            _attempt(problems, lambda: self._stop_actors(wait_s, problems))
+            self._attempt(problems, lambda: self._stop_actors(wait_s, problems))
         self.closed = True
         for states in self.states.values():
             for state in states:
                 state.alive = state.up = False
                 if state.actor is not None and not gone:
-                    _attempt(problems, lambda state=state: self.backend.kill(state.actor))  # type: ignore[misc]
-        _attempt(problems, self.backend.close)
+                    self._attempt(problems, lambda state=state: self.backend.kill(state.actor))  # type: ignore[misc]
+        self._attempt(problems, self.backend.close)
         self.calls.pending.clear()
-        self.interrupts.release()
+        if self.interrupts.release():
+            self.interrupted = True
         return problems
 
     def _stop_actors(self, wait_s: float, problems: list[str]) -> None:
@@ -322,9 +322,10 @@ class Engine:
             if error is not None:
                 problems.append(f"closing {call.actor.name}: {error.type_name}: {error.message}")
 
-
-def _attempt(problems: list[str], act: Callable[[], Any]) -> None:
-    try:
-        act()
-    except (Exception, KeyboardInterrupt) as error:  # also interrupted, what is left must end
-        problems.append(f"{type(error).__name__}: {text_of(error)}")
+    def _attempt(self, problems: list[str], act: Callable[[], Any]) -> None:
+        try:
+            act()
+        except KeyboardInterrupt:
+            self.interrupted = True
+        except BaseException as error:  # whatever it is, a SystemExit too: what is left must end
+            problems.append(f"{type(error).__name__}: {text_of(error)}")

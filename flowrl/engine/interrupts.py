@@ -7,10 +7,11 @@ import enum
 import sys
 import threading
 from _signal import SIGINT, default_int_handler, getsignal
+from collections.abc import Callable
 from contextlib import suppress
 from threading import get_ident
 from types import FrameType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 UNDER_WAY = "flowrl: interrupted, finishing the item at hand; press Ctrl-C again to stop at once\n"
 MAIN = threading.main_thread().ident
@@ -24,6 +25,9 @@ class Mode(enum.Enum):
     ASKING = (
         "an operator waits for an answer in the middle of an item: wake it, so that it waits no longer than a grace"
     )
+
+
+_MOVING = Mode.MOVING  # an enum's attribute costs a call
 
 
 class Alarm:
@@ -46,7 +50,7 @@ class Interrupts:
     """
 
     _moving: ClassVar[Interrupts | None] = None  # whose item is, or was last, under way in the main thread
-    _installed: ClassVar[set[int]] = set()  # by id, those for whom the handler is in place
+    _installed: ClassVar[set[int]] = set()  # by id, those that need the handler
 
     def __init__(self, alarm: Alarm) -> None:
         self.alarm = alarm
@@ -55,6 +59,7 @@ class Interrupts:
         self.woke = False
         self.depth = 0  # above 0 while an item is under way in the main thread
         self._mode = Mode.MOVING
+        self._released = False
 
     def __enter__(self) -> Interrupts:
         if get_ident() == MAIN:
@@ -64,27 +69,41 @@ class Interrupts:
     def __exit__(self, *exc: object) -> None:
         if get_ident() == MAIN:
             self.depth -= 1
+            if self.noted and self.depth == 0 and exc[0] in (None, StopIteration):
+                self._raise(safe=True)  # it came too late for a poll, and there may be no further one
 
     def enter(self) -> None:
         """As `with` does, in the main thread; `depth -= 1` ends it."""
-        self.depth += 1
         if Interrupts._moving is not self or getsignal(SIGINT) is default_int_handler:
             self._take_over()
+        if not self.depth:
+            self._mode = _MOVING  # an interrupt may have come just before `end` put it back
+        self.depth += 1  # last: what Python's handler raises until here leaves nothing behind
 
     def _take_over(self) -> None:
+        if self._released:  # nobody would put Python's handler back
+            return
+        self._installed.add(id(self))
         if getsignal(SIGINT) is default_int_handler:  # at first, or a notebook put it back between two cells
-            self._installed.add(id(self))
             _signal.signal(SIGINT, _interrupted)
         if Interrupts._moving is None or Interrupts._moving.depth == 0:  # else its operator moves this run
             Interrupts._moving = self
 
-    def release(self) -> None:
-        """Puts Python's handler back, where no other run needs ours; in any but the main thread it stays."""
+    def release(self) -> bool:
+        """Puts Python's handler back, where no other run needs ours; in any but the main thread it stays.
+
+        Returns whether an interrupt was noted that came too late for a poll, and is to be raised now.
+        """
+        self._released = True
         self._installed.discard(id(self))
+        if get_ident() != MAIN:
+            return False
         if Interrupts._moving is self:
             Interrupts._moving = None
-        if get_ident() == MAIN and not self._installed and getsignal(SIGINT) is _interrupted:
+        if not self._installed and getsignal(SIGINT) is _interrupted:
             _signal.signal(SIGINT, default_int_handler)
+        noted, self.noted = self.noted, False
+        return noted
 
     def begin(self, mode: Mode) -> Mode:
         """What a SIGINT does to the main thread from here on; other threads get none. Returns the mode before."""
@@ -100,6 +119,14 @@ class Interrupts:
         """Back to the mode that `begin` returned."""
         if get_ident() == MAIN:
             self._mode = before
+
+    def waiting(self, act: Callable[[], Any]) -> None:
+        """Calls what may wait, where nothing is under way."""
+        before = self.begin(Mode.WAITING)
+        try:
+            act()
+        finally:
+            self.end(before)
 
     def check(self) -> None:
         """Raises a noted interrupt; to be called where no item is under way, and only there."""

@@ -8,16 +8,17 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType, TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from flowrl.backends.protocol import Backend
 from flowrl.engine.background import Handle
 from flowrl.engine.build import build
 from flowrl.engine.core import CLOSED_MEANWHILE, Engine
+from flowrl.engine.interrupts import MAIN
 from flowrl.engine.stats import Stats, snapshot
 from flowrl.errors import FlowError, GraphError
 from flowrl.flow import Flow, ParallelFlow
-from flowrl.given import whole
+from flowrl.given import short, whole
 from flowrl.handles import ActorHandle
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ def run(flow: Flow[T], backend: Backend | None = None, *, seed: int | None = Non
         raise TypeError(f"run needs a backend, flowrl.Local() or flowrl.Ray(), got {backend!r}")
     number = None if seed is None else whole(seed)
     if seed is not None and (number is None or not 0 <= number < SEEDS):
-        raise ValueError(f"seed must be an integer of at least 0 and below 2**63, got {_short(seed)}")
+        raise ValueError(f"seed must be an integer of at least 0 and below 2**63, got {short(seed)}")
     if backend is None:
         from flowrl.backends.ray import Ray
 
@@ -115,33 +116,42 @@ class Run(Iterator[T], Generic[T]):
         engine, thread = self._engine, threading.get_ident()
         if engine.driver == thread:
             raise FlowError("an operator of this run cannot move it: the item at hand is not done; let it return first")
-        self._lock.acquire()  # `with` takes twice as long, and this is once an item
+        interrupts, main = engine.interrupts, thread == MAIN
+        if main:
+            interrupts.enter()  # before anything that an interrupt could tear; from its end on the item is the caller's
         try:
-            if self._kept:
-                return self._kept.popleft()
-            if self._finished:
-                raise StopIteration
-            if engine.closed:
-                raise FlowError(f"this run is closed{self._stopped_by}; start another with flowrl.run(flow)")
-            engine.interrupts.safe = False
+            if not self._lock.acquire(False):  # `with` takes twice as long, and this is once an item
+                interrupts.waiting(self._lock.acquire)
             try:
-                more, value = engine.next_value(thread)
-            except BaseException as error:
-                self._stop(error)
-                raise
-            if engine.interrupts.noted:  # while this item was made; it is kept
-                if more:
-                    self._kept.append(value)
-                self._finished = not more
-                engine.interrupts.check()
-                if more:
-                    return self._kept.popleft()
-            if not more:
-                self._finished = True
-                raise StopIteration
+                if self._kept:
+                    value = self._kept.popleft()
+                else:
+                    if self._finished or engine.closed:
+                        self._refuse()
+                    interrupts.safe = False
+                    try:
+                        more, value = engine.next_value(thread)
+                    except BaseException as error:
+                        self._stop(error)
+                        raise
+                    if not more:
+                        self._finished = True
+                        interrupts.check()
+                        raise StopIteration
+            finally:
+                self._lock.release()
+            if main and interrupts.noted:  # while this item was made; it is kept
+                self._kept.appendleft(value)
+                interrupts.check()
             return value
         finally:
-            self._lock.release()
+            if main:
+                interrupts.depth -= 1
+
+    def _refuse(self) -> NoReturn:
+        if self._finished:
+            raise StopIteration
+        raise FlowError(f"this run is closed{self._stopped_by}; start another with flowrl.run(flow)")
 
     def _stop(self, error: BaseException) -> None:
         """What an exception of the graph means for the run."""
@@ -264,6 +274,8 @@ class Run(Iterator[T], Generic[T]):
         finally:
             if not moves_on:
                 self._lock.release()
+        if self._engine.interrupts.release():  # again: the thread that moved it may have closed it
+            raise KeyboardInterrupt
 
     def _ask(self, state: Any, method: str) -> Any:
         return self._engine.handle(state, f"run.{method}", held=False).ask(method).result()
@@ -283,11 +295,8 @@ class Run(Iterator[T], Generic[T]):
         return f"Run({state}, seed={self.seed}, {self._engine.backend!r})"
 
 
-def _short(value: Any) -> str:
-    long = isinstance(value, int) and value.bit_length() > 128
-    return f"one of {value.bit_length()} bits" if long else repr(value)
-
-
 def _close(engine: Engine, wait_s: float | None = None) -> None:
     for problem in engine.close(wait_s):
         _log.warning("while closing the run: %s", problem)
+    if engine.interrupted:
+        raise KeyboardInterrupt

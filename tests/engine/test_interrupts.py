@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -83,6 +85,56 @@ def test_items_come_exactly_once_however_often_one_interrupts(backend: Backend, 
         assert not run.closed
     assert items == list(range(20))
     assert interrupts == 4
+
+
+def struck_at(event: int, move: Callable[[flowrl.Run[int], list[int]], None]) -> tuple[list[int], int, bool]:
+    """(items, interrupts, struck) of 0 and 1, with a SIGINT at one of the points where Python heeds signals."""
+    items: list[int] = []
+    events = interrupts = 0
+
+    def profile(frame: Any, kind: str, arg: Any) -> None:
+        nonlocal events
+        if kind in ("call", "c_return"):  # a signal is heeded as a function begins, and when one in C has returned
+            events += 1
+            if events == event:
+                sys.setprofile(None)
+                signal.raise_signal(signal.SIGINT)
+
+    run = flowrl.run(flowrl.from_items(range(2), num_shards=1).gather_sync(), flowrl.Local())
+    while len(items) < 2:
+        try:
+            sys.setprofile(profile)
+            move(run, items)
+        except KeyboardInterrupt:
+            interrupts += 1
+            assert not run.closed
+        finally:
+            sys.setprofile(None)
+    try:
+        run.close()
+    except KeyboardInterrupt:  # it came as the last pull ended
+        interrupts += 1
+    return items, interrupts, events >= event
+
+
+def by_for(run: flowrl.Run[int], items: list[int]) -> None:
+    for item in run:
+        items.append(item)
+
+
+def by_step(run: flowrl.Run[int], items: list[int]) -> None:
+    items += run.step(2)
+
+
+@pytest.mark.parametrize("move", [by_for, by_step])
+def test_an_interrupt_at_any_point_loses_nothing(move: Any) -> None:
+    for event in itertools.count(1):
+        items, interrupts, struck = struck_at(event, move)
+        assert items == [0, 1], event
+        if not struck:
+            break
+        assert interrupts == 1, event
+    assert event > 100
 
 
 def test_the_first_interrupt_says_what_it_waits_for(local: Backend, capfd: pytest.CaptureFixture[str]) -> None:
@@ -233,3 +285,102 @@ def test_the_users_own_handler_is_left_alone(local: Backend) -> None:
         signal.signal(signal.SIGINT, before)
     assert seen == [signal.SIGINT]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_closed_run_leaves_pythons_handler(local: Backend) -> None:
+    run = flowrl.run(numbers(3, set()), local)
+    pending = run.actors["from_items-shards"][0].ask("next_item")
+    assert run.step(1) == [1]
+    run.close()
+    with pytest.raises(flowrl.FlowError, match="closed"):
+        run.step(1)
+    assert run.step(0) == []
+    with pytest.raises(flowrl.FlowError, match="the run is closed; the call 'next_item'"):
+        pending.result()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def pull_until_closed(run: flowrl.Run[Any]) -> None:
+    with pytest.raises(flowrl.FlowError):
+        next(run)
+
+
+def test_a_run_that_its_thread_closed_leaves_pythons_handler(local: Backend) -> None:
+    began = threading.Event()
+    run = flowrl.run(flowrl.from_iterable(itertools.count).filter(lambda x: x < 1 or began.set()), local)
+    assert next(run) == 0
+    mover = threading.Thread(target=pull_until_closed, args=(run,))
+    mover.start()
+    assert began.wait(30)
+    run.close()
+    mover.join(30)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_while_another_thread_moves_the_run_is_raised_at_once(
+    local: Backend, struck: threading.Event
+) -> None:
+    began = threading.Event()
+    run = flowrl.run(flowrl.from_iterable(itertools.count).filter(lambda x: bool(began.set())), local)
+    mover = threading.Thread(target=pull_until_closed, args=(run,))
+    mover.start()
+    assert began.wait(30)
+
+    def pull_as_it_strikes() -> None:
+        struck.set()
+        next(run)
+
+    with pytest.raises(KeyboardInterrupt):
+        pull_as_it_strikes()
+    assert not run.closed
+    run.close()
+    mover.join(30)
+
+
+def test_an_operator_that_closes_another_run_is_not_torn(local: Backend) -> None:
+    other = flowrl.run(numbers(3, set()), local)
+    assert other.step(1) == [0]
+
+    def close_and_strike(x: int) -> int:
+        if x == 1:
+            other.close()
+            signal.raise_signal(signal.SIGINT)
+        return x
+
+    with flowrl.run(numbers(3, set()).for_each(close_and_strike), local) as run:
+        with pytest.raises(KeyboardInterrupt):
+            run.step(3)
+        assert run.step(3) == [0, 1, 2]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, SystemExit(3)])
+def test_whatever_stops_an_operators_close_the_rest_is_closed(local: Backend, stop: Any) -> None:
+    closed: list[str] = []
+
+    @dataclass
+    class Closing(flowrl.Operator[int, int]):
+        name: str
+
+        def process(self, value: int, ctx: flowrl.Context) -> Iterable[int]:
+            yield value
+
+        def close(self) -> None:
+            closed.append(self.name)
+            if self.name == "a" and isinstance(stop, SystemExit):
+                raise stop
+            if self.name == "a":
+                signal.raise_signal(stop)
+
+    flow = flowrl.from_items([1], num_shards=1).for_each(Closing("shard")).gather_sync()
+    run = flowrl.run(flow.for_each(Closing("a")).for_each(Closing("b")), local)
+    assert run.step(1) == [1]
+    if stop is signal.SIGINT:
+        with pytest.raises(KeyboardInterrupt):
+            run.close()
+    else:
+        run.close()
+    assert run.closed
+    assert closed == ["a", "b", "shard"]
+    run.close()  # the interrupt was told once
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

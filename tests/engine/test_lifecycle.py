@@ -169,7 +169,7 @@ def test_a_closed_run_says_so(local: Backend) -> None:
     run.close()
     with pytest.raises(FlowError, match="this run is closed; start another"):
         next(run)
-    with pytest.raises(FlowError, match=r"the run is closed; sources\[0\] is gone"):
+    with pytest.raises(FlowError, match=r"the run is closed; sources\[0\] is gone: .* before close\(\)"):
         run.actors["sources"][0].ask("pid")
     assert repr(run).startswith("Run(closed")
 
