@@ -102,8 +102,10 @@ def default_module(spec: PolicySpec, spaces: Spaces, seed: np.random.SeedSequenc
                 if isinstance(net, MLP):
                     _fill(net, rng)
         if ActionLayout.for_policy(spec, spaces.action).kind == "box":
-            last = module.actor.net.linears[-1]  # type: ignore[union-attr]
-            nn.init.constant_(last.bias.data[len(last.bias) // 2 :], spec.initial_log_std)  # type: ignore[operator]
+            actor = module.actor
+            assert isinstance(actor, Actor)
+            bias = actor.net.linears[-1].bias
+            nn.init.constant_(bias.data[len(bias) // 2 :], spec.initial_log_std)
     return module
 
 
