@@ -24,6 +24,7 @@ from flowrl.operators import (
     UpdatePriorities,
 )
 from flowrl.operators.training import TrainInfo
+from flowrl.rl.schedules import Rate
 
 
 @dataclass(frozen=True)
@@ -32,16 +33,22 @@ class ApexConfig(DistributedConfig):
 
     policy: rl.PolicySpec = field(default_factory=lambda: rl.PolicySpec(head="q", dueling=True))
     """What the policy is made of, of head "q": dueling, over atoms."""
+    unroll: int = 64
+    """Steps of each environment in a fragment."""
     replay_shards: int = 2
     """Replay shards, each an actor of `capacity` rows."""
     min_size: int = 2000
     """Rows that are stored before training begins."""
-    samples_per_step: float | None = None
+    samples_per_step: float | None = 4.0
     """Rows trained on for each environment step; None: both sides run as fast as they can."""
     batch: int = 512
     """Rows of an update."""
-    batches: int = 2
+    batches: int = 4
     """Updates a message: so many minibatches are drawn and trained on at once."""
+    learning_rate: Rate = 2e-3
+    """Adam's step size: a number, or a schedule over environment steps."""
+    target_every: int = 10
+    """Updates after which the target network takes over the weights."""
     n_step: int = 3
     """Rewards of so many steps are summed before the value of what follows."""
     huber: bool = True

@@ -50,7 +50,7 @@ class ValueConfig:
     batches: int = 16
     """Updates a message: so many minibatches are drawn and trained on at once."""
     in_flight: int = 2
-    """Messages to the replay shards that are out at once."""
+    """Messages to the replay shards, and to the learner, that are out at once."""
     learning_rate: Rate = 1e-3
     """Adam's step size: a number, or a schedule over environment steps."""
     max_grad_norm: float = 10.0

@@ -174,6 +174,13 @@ def report(name: str, task: Task, found: Sequence[Trained], backend: str) -> str
     return "\n".join(lines)
 
 
+def append_section(section: str) -> None:
+    """Adds a section to RESULTS.md."""
+    new = not RESULTS.exists()
+    with RESULTS.open("a", encoding="utf-8") as file:
+        file.write("# Results\n\n" * new + section + "\n")
+
+
 def main() -> None:
     """Trains the seeds, prints the section and, if asked, appends it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -193,9 +200,7 @@ def main() -> None:
     section = report(options.task, task, found, options.backend)
     print(section)
     if options.write:
-        new = not RESULTS.exists()
-        with RESULTS.open("a", encoding="utf-8") as file:
-            file.write("# Results\n\n" * new + section + "\n")
+        append_section(section)
 
 
 if __name__ == "__main__":
