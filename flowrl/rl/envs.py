@@ -91,10 +91,10 @@ def make_agents_env(
     env: EnvSource,
     env_kwargs: Mapping[str, Any] | None,
     *,
-    worker_index: int,
-    num_workers: int,
-    env_index: int,
-    seed: int,
+    worker_index: int = 0,
+    num_workers: int = 1,
+    env_index: int = 0,
+    seed: int = 0,
 ) -> AgentsEnv:
     """One copy of an environment of several agents.
 

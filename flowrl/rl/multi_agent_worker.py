@@ -106,7 +106,7 @@ class MultiAgentWorker:
         """One fragment: `steps` steps of each environment, the batch of each policy time-major.
 
         A column for each (environment, agent) that ever played the policy, in which the agent's own transitions follow
-        one another; shorter columns end in rows that are not valid. A transition that is still under way at the end
+        one another; what is left of the T rows is not valid. A transition that is still under way at the end
         (its agent is not to act yet) comes with a later fragment. Columns are RolloutWorker's. env_steps are steps of
         environments, agent_steps transitions. Metrics: episode_return (of all agents together), episode_length and
         episodes, and each policy's own: episode_return and episode_length of its agents.
@@ -119,7 +119,7 @@ class MultiAgentWorker:
         try:
             for taken in range(self._steps):  # noqa: B007  # how far it came
                 rollout.step()
-            batches = {name: self._roles[name].batch(next_obs=self._next_obs) for name in self._collected}
+            batches = {name: self._roles[name].batch(self._steps, next_obs=self._next_obs) for name in self._collected}
         except BaseException as error:
             rollout.forget()
             add_note(
@@ -175,25 +175,41 @@ class MultiAgentWorker:
         return self._roles[policy]
 
     def evaluate(
-        self, episodes: int = 20, seed: int = 0, deterministic: bool = True, *, max_steps: int = MAX_STEPS
+        self,
+        episodes: int = 20,
+        seed: int = 0,
+        deterministic: bool = True,
+        weights: npt.NDArray[np.float32] | None = None,
+        version: int | None = None,
+        *,
+        policy: str | None = None,
+        max_steps: int = MAX_STEPS,
     ) -> Answer[Evaluation]:
         """An Evaluation of all policies as they are, on environments of its own with seeds of its own.
 
         Its returns are those of all agents together, and its `policies` are Evaluations of each policy's agents.
 
+        weights, version: to evaluate instead of the worker's, of `policy`, or of the only one whose experience is
+            gathered.
+
         Raises:
             RuntimeError: an episode does not end within `max_steps`.
+            ValueError: weights, and it is not said whose.
         """
+        theirs: dict[str, Any] = {}
+        if weights is not None:
+            mine = self._collected[0] if policy is None and len(self._collected) == 1 else policy
+            theirs[self._role(mine).policy_id] = weights
+        roles = {name: role.for_evaluation(theirs.get(name)) for name, role in self._roles.items()}
         stream = np.random.SeedSequence(seed, spawn_key=(EVALUATION_KEY,))
         quota = quotas(episodes, min(episodes, self._num_envs))
         envs = [self._make_env(child(stream, ENVS, i), i) for i in range(len(quota))]
         try:
             rollout = AgentsRollout(
-                envs, self._casting, {name: role.for_evaluation() for name, role in self._roles.items()},
-                self._scripted, np.random.default_rng(child(stream, ACTIONS)), child(stream, EPISODES),
-                name=self._name, deterministic=deterministic,
+                envs, self._casting, roles, self._scripted, np.random.default_rng(child(stream, ACTIONS)),
+                child(stream, EPISODES), name=self._name, deterministic=deterministic,
             )  # fmt: skip
-            return Answer(evaluation_of(rollout, quota, max_steps), env_steps=0)
+            return Answer(evaluation_of(rollout, quota, max_steps), policy_version=version, env_steps=0)
         except Exception as error:
             add_note(error, f"in an evaluation by worker {self._index}, environment {self._name}")
             raise

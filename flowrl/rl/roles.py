@@ -60,7 +60,7 @@ class Role:
     """One policy of a worker, its weights, and the finished transitions of its agents since the last batch.
 
     A batch is time-major (T, N): a column for each (environment, agent) that ever played the policy, in which the
-    agent's own transitions follow one another; shorter columns end in rows that are not valid.
+    agent's own transitions follow one another; what is left of a column is not valid.
     """
 
     def __init__(self, policy_id: str, spec: PolicySpec, spaces: Spaces, num_envs: int, seed: np.random.SeedSequence):
@@ -77,10 +77,12 @@ class Role:
         self.spec = spec
         self.flat, self.version = np.array(initial, np.float32), 0
 
-    def for_evaluation(self) -> Role:
-        """The same policy for other environments: without ε, and without transitions."""
+    def for_evaluation(self, flat: npt.NDArray[np.float32] | None = None) -> Role:
+        """The same policy for other environments: without ε, and without transitions; with its weights or others."""
         role = copy.copy(self)
         role.epsilon, role.rows, role._columns = 0.0, [], {}
+        role.put(self.spec)
+        role.set_weights(self.flat if flat is None else flat, self.version)
         return role
 
     def set_weights(self, flat: npt.NDArray[np.float32], version: int) -> None:
@@ -171,8 +173,8 @@ class Role:
         return of_env[[row.slot[0] for row in rows]]
 
     # what was seen
-    def batch(self, *, next_obs: bool) -> Batch | None:
-        """The finished transitions as a batch (T, N), which are then forgotten; None without any.
+    def batch(self, steps: int, *, next_obs: bool) -> Batch | None:
+        """The finished transitions of so many steps as a batch (T, N), which are then forgotten; None without any.
 
         Raises:
             FloatingPointError: a reward or the policy's output is not finite.
@@ -187,7 +189,7 @@ class Role:
             places.append((taken.get(n, 0), n))
             taken[n] = places[-1][0] + 1
             row.gone = True
-        shape = (max(taken.values()), len(self._columns))
+        shape = (steps, len(self._columns))  # nobody finishes more than one a step
         at = tuple(np.array(axis) for axis in zip(*places, strict=True))
 
         def spread(array_R: Array) -> Array:
@@ -264,9 +266,10 @@ class Role:
         return np.stack([everything if mask is None else mask for mask in masks])
 
     def _stacked(self, observations: Sequence[Obs]) -> Obs:
-        if self.layout.nested:
-            return {leaf.path: np.stack([obs[leaf.path] for obs in observations]) for leaf in self.layout.leaves}  # type: ignore[index]
-        return np.stack(observations)
+        if not self.layout.nested:
+            return np.stack([np.asarray(obs) for obs in observations])
+        parts = {leaf.path: [self.layout.part(leaf, obs) for obs in observations] for leaf in self.layout.leaves}
+        return {path: np.stack(arrays) for path, arrays in parts.items()}
 
     def stored(self, obs: Any) -> Obs:
         """An observation as batches store it, a copy."""

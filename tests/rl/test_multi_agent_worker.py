@@ -244,8 +244,9 @@ def test_a_reward_after_an_agents_end_goes_to_its_last_transition() -> None:
         )
 
     answer = made(3).sample()
-    assert answer.payload["s"]["rewards"].tolist() == [[3.0]]
-    assert answer.payload["s"]["terminated"].tolist() == [[True]]
+    batch = answer.payload["s"]
+    assert batch.valid[:, 0].tolist() == [True, False, False]
+    assert (batch["rewards"][0, 0], batch["terminated"][0, 0]) == (3.0, True)
     worker = made(1)
     assert worker.sample().payload["s"]["rewards"].tolist() == [[1.0]]
     late = worker.sample()
