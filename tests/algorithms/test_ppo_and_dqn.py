@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import flowrl
-from flowrl import Local
+from flowrl import Local, Ray
 from flowrl.algorithms import DQNConfig, PPOAndDQNConfig, PPOConfig, ppo_and_dqn
 from flowrl.cli import main
 from flowrl.rl import PolicySpec
@@ -22,8 +22,15 @@ SMALL = PPOAndDQNConfig(
 )
 
 
-def test_each_policy_is_trained_by_its_own_rows_and_reaches_the_workers() -> None:
-    with flowrl.run(SMALL.graph(), Local(), seed=0) as run:
+@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+def backend(request: pytest.FixtureRequest) -> Local | Ray:
+    if request.param == "ray":
+        request.getfixturevalue("ray_session")
+    return Ray() if request.param == "ray" else Local()
+
+
+def test_each_policy_is_trained_by_its_own_rows_and_reaches_the_workers(backend: Local | Ray) -> None:
+    with flowrl.run(SMALL.graph(), backend, seed=0) as run:
         summaries = run.step(30)
         last = summaries[-1]
         worker = run.actors["workers"][0].ask("get_state").result()["policies"]
