@@ -125,8 +125,8 @@ def train(task: Task, seed: int, backend: str) -> Reached:
     )
 
 
-def report(name: str, task: Task, found: Sequence[Reached]) -> str:
-    """A section of RESULTS.md."""
+def report(name: str, task: Task, found: Sequence[Reached], note: str | None = None) -> str:
+    """A section of RESULTS.md; the note stands at its end."""
     solved = [one for one in found if one.solved]
     low, high = interval([one.returns for one in found])
     lines = [
@@ -151,7 +151,7 @@ def report(name: str, task: Task, found: Sequence[Reached]) -> str:
     lines += [
         "",
         f"`python benchmarks/learn_replay.py {name}` on {backends}, {os.cpu_count()} cores ({platform.machine()}), "
-        f"flowrl {flowrl.__version__}; {_settings(task.config)}.",
+        f"flowrl {flowrl.__version__}; {_settings(task.config)}." + (f" {note}" if note else ""),
         "",
     ]
     return "\n".join(lines)
@@ -180,6 +180,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="with --seed: where to write what it came to")
     parser.add_argument("--steps", type=int, help="allowed at most, instead of the task's own")
     parser.add_argument("--backend", choices=["ray", "local"], default="ray")
+    parser.add_argument("--note", help="a sentence at the section's end, such as what else ran meanwhile")
     parser.add_argument("--write", action="store_true", help="append to RESULTS.md")
     options = parser.parse_args()
     if options.json is not None and options.seed is None:
@@ -201,7 +202,7 @@ def main() -> None:
             )
     if options.json is not None:
         options.json.write_text(json.dumps(asdict(found[0])), encoding="utf-8")
-    section = report(options.task, task, found)
+    section = report(options.task, task, found, options.note)
     print(section)
     if options.write:
         append_section(section)
