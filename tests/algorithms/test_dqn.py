@@ -30,8 +30,9 @@ def backend(request: pytest.FixtureRequest) -> Any:
 def small(**settings: Any) -> DQNConfig:
     """DQN in miniature."""
     given = {"envs_per_worker": 2, "unroll": 8, "min_size": 64, "batch": 16, "batches": 2, "capacity": 500}
-    given |= {"policy": PolicySpec(head="q", hidden=(16,)), "samples_per_step": 4.0, "target_every": 5, "tau": None}
-    return DQNConfig(**{**given, **settings})
+    target = {"target_every": 5, "tau": None}
+    policy = PolicySpec(head="q", hidden=(16,))
+    return DQNConfig(**{**given, **target, "policy": policy, "samples_per_step": 4.0, **settings})
 
 
 def small_apex(**settings: Any) -> ApexConfig:
