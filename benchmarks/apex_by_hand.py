@@ -100,7 +100,7 @@ class HandLearner:
             cfg.policy, loss_of(cfg.policy, double=cfg.double, huber=cfg.huber), learning_rate=cfg.learning_rate,
             max_grad_norm=cfg.max_grad_norm, adam_eps=1e-8, seed=0,
         )  # fmt: skip
-        self.learner.set_target_update(every_updates=cfg.target_every)
+        self.learner.set_target_update(every_updates=cfg.target_every, tau=cfg.tau)
         self.minibatch = cfg.batch
 
     def build(self, spaces: Any) -> Any:

@@ -32,9 +32,11 @@ import flowrl
 from benchmarks.learn import append_section, interquartile_mean, interval
 from flowrl import Local, Ray
 from flowrl.algorithms import ApexConfig, DDPGConfig, DQNConfig, R2D2Config, SACConfig, TD3Config
+from flowrl.rl import PolicySpec
 from flowrl.training import Progress
 
 MEMORY = "tests.rl.memory_envs:Recall"  # a cue at the first step, asked for at the last of 4 to 8
+RAINBOW = PolicySpec(head="q", dueling=True, noisy=True, atoms=51, value_range=(0.0, 100.0), normalize_obs=True)
 SCORED_EPISODES = 100
 SETTINGS = (
     "num_workers", "envs_per_worker", "unroll", "replay_shards", "capacity", "min_size", "samples_per_step", "batch",
@@ -53,7 +55,13 @@ class Task:
 
 
 TASKS = {
-    "dqn": Task("DQN on CartPole-v1", DQNConfig(evaluate_every_env_steps=5000), 475.0, 200_000),
+    "dqn": Task("DQN on CartPole-v1", DQNConfig(evaluate_every_env_steps=1000), 475.0, 50_000),
+    "rainbow": Task(
+        "Rainbow on CartPole-v1",
+        DQNConfig(policy=RAINBOW, prioritized=True, evaluate_every_env_steps=1000),
+        475.0,
+        50_000,
+    ),
     "apex": Task("Ape-X on CartPole-v1", ApexConfig(evaluate_every_env_steps=10_000), 475.0, 1_000_000),
     "sac": Task("SAC on Pendulum-v1", SACConfig(evaluate_every_env_steps=1000), -200.0, 50_000),
     "td3": Task("TD3 on Pendulum-v1", TD3Config(evaluate_every_env_steps=1000), -200.0, 50_000),
