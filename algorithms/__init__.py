@@ -11,10 +11,11 @@ if __name__ != "flowrl.algorithms":
 from flowrl.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from flowrl.algorithms import apex, ddpg, dqn, ppo, r2d2, sac, td3
+    from flowrl.algorithms import apex, ddpg, dqn, impala, ppo, r2d2, sac, td3
     from flowrl.algorithms.apex import ApexConfig
     from flowrl.algorithms.ddpg import DDPGConfig
     from flowrl.algorithms.dqn import DQNConfig
+    from flowrl.algorithms.impala import IMPALAConfig
     from flowrl.algorithms.ppo import PPOConfig
     from flowrl.algorithms.r2d2 import R2D2Config
     from flowrl.algorithms.sac import SACConfig
@@ -26,12 +27,13 @@ else:
             "apex": ("ApexConfig",),
             "ddpg": ("DDPGConfig",),
             "dqn": ("DQNConfig",),
+            "impala": ("IMPALAConfig",),
             "ppo": ("PPOConfig",),
             "r2d2": ("R2D2Config",),
             "sac": ("SACConfig",),
             "td3": ("TD3Config",),
         },
-        modules=("apex", "ddpg", "dqn", "ppo", "r2d2", "sac", "td3"),
+        modules=("apex", "ddpg", "dqn", "impala", "ppo", "r2d2", "sac", "td3"),
     )
 
 # What `flowrl train NAME` and `flowrl.train("name")` know: a config class by the algorithm's name.
@@ -39,6 +41,7 @@ CONFIGS = {
     "apex": "ApexConfig",
     "ddpg": "DDPGConfig",
     "dqn": "DQNConfig",
+    "impala": "IMPALAConfig",
     "ppo": "PPOConfig",
     "r2d2": "R2D2Config",
     "sac": "SACConfig",
@@ -49,6 +52,7 @@ __all__ = [
     "ApexConfig",
     "DDPGConfig",
     "DQNConfig",
+    "IMPALAConfig",
     "PPOConfig",
     "R2D2Config",
     "SACConfig",
@@ -56,6 +60,7 @@ __all__ = [
     "apex",
     "ddpg",
     "dqn",
+    "impala",
     "ppo",
     "r2d2",
     "sac",

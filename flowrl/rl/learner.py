@@ -16,7 +16,7 @@ from flowrl.ref import Answer
 from flowrl.rl.descent import Descent, EarlyStop
 from flowrl.rl.gradients import finite_norm, gradient_of
 from flowrl.rl.in_training import InTraining
-from flowrl.rl.loss import Loss, LossFunction
+from flowrl.rl.loss import Loss, LossFunction, wants_sequences
 from flowrl.rl.rows import Priorities, batch_of, minibatches, rows_of
 from flowrl.rl.schedules import Rate, check_rate, value_at
 from flowrl.rl.spec import PolicySpec, Progress
@@ -98,12 +98,12 @@ class Learner(InTraining):
 
         Each epoch takes all rows in a new order, `minibatch` at a time (None: all at once), the shorter last
         minibatch too; with `shuffle=False`, which is what None means for a replay shard's, in the order in which they
-        stand: importance weights are normalized a minibatch. A recurrent policy takes whole sequences, columns of a
-        time-major batch, and counts those. `microbatch` bounds what goes through the network at once: a minibatch's
-        gradient is summed over parts of that size, and stays the same. `env_steps` is the global count that schedules
-        are functions of. Metrics are keyed (policy_id, name): those of the updates, averaged by rows, and
-        learning_rate, updates (so far), rows, trained_steps (rows times epochs, a sum; less where `target_kl` ended
-        it, which `kl_stops` counts). Without rows of this policy nothing is trained: trained_steps 0, the version
+        stand: importance weights are normalized a minibatch. A recurrent policy and a loss over time take whole
+        sequences, columns of a time-major batch, and count those. `microbatch` bounds what goes through the network at
+        once: a minibatch's gradient is summed over parts of that size, and stays the same. `env_steps` is the global
+        count that schedules are functions of. Metrics are keyed (policy_id, name): those of the updates, averaged by
+        rows, and learning_rate, updates (so far), rows, trained_steps (rows times epochs, a sum; less where `target_kl`
+        ended it, which `kl_stops` counts). Without rows of this policy nothing is trained: trained_steps 0, the version
         stands.
 
         Raises:
@@ -116,7 +116,7 @@ class Learner(InTraining):
         given = batch_of(batch, self.policy_id)
         if given is None:
             return self._answer({"trained_steps": Sum(0), "rows": 0})
-        mine = rows_of(given, self.policy, self.needs, self._where())
+        mine = self._rows(given)
         self._now, self._microbatch = Progress(env_steps, self._updates), microbatch
         self._stop.begin()
         if self.policy.statistics is not None:
@@ -135,6 +135,9 @@ class Learner(InTraining):
         if self._stop.target_kl is not None:
             counts["kl_stops"] = Sum(int(self._stop.stopped))
         return self._answer({**tally.means(), **counts}, found.answer())
+
+    def _rows(self, batch: Batch) -> TensorBatch:
+        return rows_of(batch, self.policy, self.needs, self._where(), sequences=wants_sequences(self.loss))
 
     def _epoch(self, parts: Iterable[TensorBatch], tally: Tally, found: Priorities) -> int:
         """How many rows were trained on."""
@@ -191,7 +194,7 @@ class Learner(InTraining):
         given = batch_of(batch, self.policy_id)
         if given is None:
             raise ValueError(f"the batch has no valid row of policy {self.policy_id!r} to compute gradients from")
-        mine = rows_of(given, self.policy, self.needs, self._where())
+        mine = self._rows(given)
         with quiet(self._rng if self.spec.model else None):
             now = Progress(env_steps, self._updates)
             self.policy.resample()

@@ -9,6 +9,7 @@ from flowrl.rl.ppo_loss import PPOLoss, standardized
 from flowrl.rl.q_losses import C51Loss, DQNLoss
 from flowrl.rl.recurrent_q_loss import R2D2Loss
 from flowrl.rl.soft_losses import SACLoss
+from flowrl.rl.vtrace_losses import VTraceLoss
 
 __all__ = [
     "C51Loss",
@@ -22,5 +23,6 @@ __all__ = [
     "SACLoss",
     "TD3Loss",
     "Term",
+    "VTraceLoss",
     "standardized",
 ]
