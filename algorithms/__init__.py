@@ -11,7 +11,9 @@ if __name__ != "flowrl.algorithms":
 from flowrl.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from flowrl.algorithms import apex, ddpg, dqn, impala, ppo, r2d2, sac, td3
+    from flowrl.algorithms import a2c, a3c, apex, ddpg, dqn, impala, ppo, r2d2, sac, td3
+    from flowrl.algorithms.a2c import A2CConfig
+    from flowrl.algorithms.a3c import A3CConfig
     from flowrl.algorithms.apex import ApexConfig
     from flowrl.algorithms.ddpg import DDPGConfig
     from flowrl.algorithms.dqn import DQNConfig
@@ -24,6 +26,8 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "a2c": ("A2CConfig",),
+            "a3c": ("A3CConfig",),
             "apex": ("ApexConfig",),
             "ddpg": ("DDPGConfig",),
             "dqn": ("DQNConfig",),
@@ -33,11 +37,13 @@ else:
             "sac": ("SACConfig",),
             "td3": ("TD3Config",),
         },
-        modules=("apex", "ddpg", "dqn", "impala", "ppo", "r2d2", "sac", "td3"),
+        modules=("a2c", "a3c", "apex", "ddpg", "dqn", "impala", "ppo", "r2d2", "sac", "td3"),
     )
 
 # What `flowrl train NAME` and `flowrl.train("name")` know: a config class by the algorithm's name.
 CONFIGS = {
+    "a2c": "A2CConfig",
+    "a3c": "A3CConfig",
     "apex": "ApexConfig",
     "ddpg": "DDPGConfig",
     "dqn": "DQNConfig",
@@ -49,6 +55,8 @@ CONFIGS = {
 }
 
 __all__ = [
+    "A2CConfig",
+    "A3CConfig",
     "ApexConfig",
     "DDPGConfig",
     "DQNConfig",
@@ -57,6 +65,8 @@ __all__ = [
     "R2D2Config",
     "SACConfig",
     "TD3Config",
+    "a2c",
+    "a3c",
     "apex",
     "ddpg",
     "dqn",

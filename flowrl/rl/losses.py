@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flowrl.rl.actor_critic_loss import ActorCriticLoss
 from flowrl.rl.deterministic_losses import TD3Loss
 from flowrl.rl.loss import Loss, LossFunction, LossOut
 from flowrl.rl.mixed_loss import MixedLoss, Term
@@ -12,6 +13,7 @@ from flowrl.rl.soft_losses import SACLoss
 from flowrl.rl.vtrace_losses import VTraceLoss
 
 __all__ = [
+    "ActorCriticLoss",
     "C51Loss",
     "DQNLoss",
     "Loss",
