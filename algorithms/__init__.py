@@ -11,10 +11,11 @@ if __name__ != "flowrl.algorithms":
 from flowrl.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from flowrl.algorithms import a2c, a3c, apex, ddpg, dqn, impala, ppo, r2d2, sac, td3
+    from flowrl.algorithms import a2c, a3c, apex, appo, ddpg, dqn, impala, ppo, r2d2, sac, td3
     from flowrl.algorithms.a2c import A2CConfig
     from flowrl.algorithms.a3c import A3CConfig
     from flowrl.algorithms.apex import ApexConfig
+    from flowrl.algorithms.appo import APPOConfig
     from flowrl.algorithms.ddpg import DDPGConfig
     from flowrl.algorithms.dqn import DQNConfig
     from flowrl.algorithms.impala import IMPALAConfig
@@ -29,6 +30,7 @@ else:
             "a2c": ("A2CConfig",),
             "a3c": ("A3CConfig",),
             "apex": ("ApexConfig",),
+            "appo": ("APPOConfig",),
             "ddpg": ("DDPGConfig",),
             "dqn": ("DQNConfig",),
             "impala": ("IMPALAConfig",),
@@ -37,7 +39,7 @@ else:
             "sac": ("SACConfig",),
             "td3": ("TD3Config",),
         },
-        modules=("a2c", "a3c", "apex", "ddpg", "dqn", "impala", "ppo", "r2d2", "sac", "td3"),
+        modules=("a2c", "a3c", "apex", "appo", "ddpg", "dqn", "impala", "ppo", "r2d2", "sac", "td3"),
     )
 
 # What `flowrl train NAME` and `flowrl.train("name")` know: a config class by the algorithm's name.
@@ -45,6 +47,7 @@ CONFIGS = {
     "a2c": "A2CConfig",
     "a3c": "A3CConfig",
     "apex": "ApexConfig",
+    "appo": "APPOConfig",
     "ddpg": "DDPGConfig",
     "dqn": "DQNConfig",
     "impala": "IMPALAConfig",
@@ -57,6 +60,7 @@ CONFIGS = {
 __all__ = [
     "A2CConfig",
     "A3CConfig",
+    "APPOConfig",
     "ApexConfig",
     "DDPGConfig",
     "DQNConfig",
@@ -68,6 +72,7 @@ __all__ = [
     "a2c",
     "a3c",
     "apex",
+    "appo",
     "ddpg",
     "dqn",
     "impala",

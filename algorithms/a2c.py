@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from flowrl import ActorGroup, Flow, rl
-from flowrl.algorithms.actor_critic import ActorCriticConfig, gradients_of, learner_of, workers_of
-from flowrl.algorithms.evaluation import evaluated
+from flowrl.algorithms.actor_critic import ActorCriticConfig, gradients_of, learner_of
+from flowrl.algorithms.collecting import evaluated, workers_of
 from flowrl.operators import ApplyGradients, AverageGradients, ReportMetrics, SendWeights, Summary
 from flowrl.operators.training import TrainInfo
 from flowrl.rl.gradient_batch import Gradients

@@ -10,9 +10,10 @@ from flowrl.rl.ppo_loss import PPOLoss, standardized
 from flowrl.rl.q_losses import C51Loss, DQNLoss
 from flowrl.rl.recurrent_q_loss import R2D2Loss
 from flowrl.rl.soft_losses import SACLoss
-from flowrl.rl.vtrace_losses import VTraceLoss
+from flowrl.rl.vtrace_losses import APPOLoss, VTraceLoss
 
 __all__ = [
+    "APPOLoss",
     "ActorCriticLoss",
     "C51Loss",
     "DQNLoss",

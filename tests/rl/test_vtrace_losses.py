@@ -9,7 +9,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from flowrl import Batch
 from flowrl.rl.learner import Learner
-from flowrl.rl.losses import MixedLoss, PPOLoss, Term, VTraceLoss
+from flowrl.rl.losses import APPOLoss, MixedLoss, PPOLoss, Term, VTraceLoss
 from flowrl.rl.policy import Policy, map_obs
 from flowrl.rl.schedules import Linear
 from flowrl.rl.sequences import SequenceBatch, sequences_of
@@ -152,6 +152,50 @@ def test_vtrace_loss_and_gradient_are_those_of_a_policy_asked_row_by_row(spaces,
     torch.testing.assert_close(found.metrics["kl"], (ratio - 1 - ratio.log()).mean())
 
 
+@pytest.mark.parametrize("phantom", [True, False], ids=["next_step", "same_step"])
+@pytest.mark.parametrize(("spaces", "settings", "masks"), CASES, ids=IDS)
+def test_appo_loss_and_gradient_are_those_of_policies_asked_row_by_row(spaces, settings, masks, phantom):
+    policy = policy_of(spaces, **settings)
+    batch = fragment(policy, phantom=phantom, masks=masks)
+    loss = APPOLoss(0.9, 0.7, 0.05, rho_clip=1.1, c_clip=0.9, pg_rho_clip=1.2, vtrace_lambda=0.8, clip=0.1)
+    found = loss(policy, sequences(policy, batch), NOW)
+
+    logp, entropy, values, _ = asked_row_by_row(policy, batch)
+    still_logp, _, still_values, following = (x.detach() for x in asked_row_by_row(policy.target, batch))
+    arrays = (batch["rewards"], still_values.numpy(), following.numpy(), batch["terminated"], batch["truncated"],
+              batch.valid)  # fmt: skip
+    made = slow_vtrace(batch["logp"], still_logp.numpy(), arrays, 0.9, 1.1, 0.9, 1.2, 0.8)
+    targets, advantages = (torch.from_numpy(x).float() for x in made)
+    valid = torch.from_numpy(batch.valid.copy())
+    ratio = (logp - still_logp).exp()
+    surrogate = torch.minimum(ratio * advantages, ratio.clamp(0.9, 1.1) * advantages)
+    expected = -surrogate[valid].mean() + 0.7 * (values - targets)[valid].square().mean() - 0.05 * entropy[valid].mean()
+    torch.testing.assert_close(found.loss, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(policy.gradient(found.loss), policy.gradient(expected), rtol=1e-4, atol=1e-5)
+    outside = ((ratio < 0.9) | (ratio > 1.1))[valid].float().mean()
+    torch.testing.assert_close(found.metrics["clip_fraction"], outside)
+    to_behaviour = (logp.detach() - torch.from_numpy(batch["logp"].copy()))[valid]
+    torch.testing.assert_close(found.metrics["kl"], (to_behaviour.exp() - 1 - to_behaviour).mean())
+
+
+def test_appo_next_to_its_target_has_the_gradient_of_impala():
+    policy = policy_of()
+    policy.target.set_weights(policy.get_weights())
+    batch = sequences(policy, fragment(policy, phantom=True))
+    ours, theirs = (policy.gradient(loss(policy, batch, NOW).loss) for loss in (APPOLoss(), VTraceLoss()))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_what_appo_learns_from_a_batch_stands_still_while_the_policy_moves():
+    learner = learner_of(APPOLoss(entropy_cost=0.0, value_cost=0.0), learning_rate=0.1)
+    learner.set_target_update(every_updates=100)
+    batch = fragment(learner.policy, phantom=True)
+    target = learner.policy.target.get_weights()
+    metrics = learner.train(batch, epochs=30).metrics
+    np.testing.assert_array_equal(learner.policy.target.get_weights(), target)
+    assert metrics["default", "clip_fraction"] > 0.3
+
+
 def test_what_follows_a_termination_does_not_matter():
     policy = policy_of()
     batch = fragment(policy, phantom=False)
@@ -236,5 +280,11 @@ def test_the_entropy_cost_may_be_a_schedule():
     ],
 )
 def test_a_number_out_of_range_is_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        VTraceLoss(**settings)
+    for loss in (VTraceLoss, APPOLoss):
+        with pytest.raises(ValueError, match=message):
+            loss(**settings)
+
+
+def test_appo_needs_a_clip():
+    with pytest.raises(ValueError, match="clip must be above 0 and finite, got 0"):
+        APPOLoss(clip=0.0)

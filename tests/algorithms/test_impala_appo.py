@@ -1,4 +1,4 @@
-"""IMPALA end to end: both backends, how old weights may be, replayed fragments, memory, and that it learns."""
+"""IMPALA and APPO end to end: both backends, how old weights may be, replayed fragments, memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 import flowrl
 from flowrl import Local, Ray, run
-from flowrl.algorithms import IMPALAConfig, impala
+from flowrl.algorithms import APPOConfig, IMPALAConfig, impala
 from flowrl.cli import main
 from flowrl.operators import ParallelRollouts
 from flowrl.rl import PolicySpec, RolloutWorker
@@ -23,31 +23,37 @@ def backend(request: pytest.FixtureRequest) -> Any:
     return Ray() if request.param == "ray" else Local()
 
 
-def small(**settings: Any) -> IMPALAConfig:
-    """IMPALA in miniature: batches of two fragments of some 16 steps."""
+def small(cls: Any = IMPALAConfig, **settings: Any) -> Any:
+    """In miniature: batches of two fragments of some 16 steps."""
     given = {"envs_per_worker": 2, "unroll": 8, "batch_steps": 20, "policy": PolicySpec(hidden=(16,))}
-    return IMPALAConfig(**{**given, **settings})
+    return cls(**{**given, **settings})
 
 
+ALGORITHMS = pytest.mark.parametrize("cls", [IMPALAConfig, APPOConfig])
+
+
+@ALGORITHMS
 @pytest.mark.parametrize("settings", [{}, {"policy": PolicySpec(hidden=(8,), recurrent="lstm", recurrent_size=8)}])
-def test_it_runs_on_both_backends(settings: dict[str, Any], backend: Any) -> None:
-    with run(small(**settings).graph(), backend, seed=0) as running:
+def test_they_run_on_both_backends(cls: Any, settings: dict[str, Any], backend: Any) -> None:
+    with run(small(cls, **settings).graph(), backend, seed=0) as running:
         last = running.step(8)[-1]
         assert running.evaluate(2).episodes == 2
     assert last.learner["default"]["updates"] >= 8
-    assert 8 * 20 <= last.trained_steps <= last.env_steps
+    assert 8 * 20 <= last.trained_steps <= last.env_steps * cls().epochs
     assert np.isfinite(list(last.learner["default"].values())).all()
 
 
+@ALGORITHMS
 @pytest.mark.parametrize("env", ["Pendulum-v1", "tests.rl.memory_envs:Recall"])
-def test_it_takes_other_environments(env: str) -> None:
-    with run(small(env=env).graph(), Local(), seed=0) as running:
+def test_they_take_other_environments(env: str, cls: Any) -> None:
+    with run(small(cls, env=env).graph(), Local(), seed=0) as running:
         assert np.isfinite(running.step(4)[-1].learner["default"]["policy_loss"])
 
 
-def test_the_same_seed_gives_the_same_numbers() -> None:
+@ALGORITHMS
+def test_the_same_seed_gives_the_same_numbers(cls: Any) -> None:
     def weights(seed: int) -> np.ndarray:
-        with run(small(minibatch=3).graph(), Local(), seed=seed) as running:
+        with run(small(cls, minibatch=3).graph(), Local(), seed=seed) as running:
             running.step(5)
             return np.asarray(running.policy_state()["weights"])
 
@@ -93,11 +99,27 @@ def test_replayed_fragments_are_trained_on_again() -> None:
     assert last.trained_steps > 1.6 * (last.env_steps - 8 * 16)
 
 
+def test_appo_tells_its_learner_when_the_target_follows() -> None:
+    with run(small(APPOConfig, epochs=1, minibatch=None, target_every=3).graph(), Local(), seed=0) as running:
+        learner = running.actors["learner"][0]
+        follows = []
+        for _ in range(6):
+            running.step()
+            state = learner.ask("get_state").result()
+            follows.append((state["weights"] == state["target"]).all())
+            assert state["updates"] % 3 == state["target_updates"]["since"]
+    assert 1 <= sum(follows) <= 3
+
+
 def test_the_config_is_the_graph(capsys: pytest.CaptureFixture[str]) -> None:
     assert "MixInReplay" not in IMPALAConfig().graph().explain()
     assert "num_async=3" in IMPALAConfig(num_async=3).graph().explain()
     assert main(["list"]) == 0
-    assert "impala" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "impala" in said
+    assert "appo" in said
+    assert main(["graph", "appo", "--target-every", "7"]) == 0
+    assert "every_updates=7" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -111,5 +133,6 @@ def test_the_config_is_the_graph(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        IMPALAConfig(**settings)
+    for cls in (IMPALAConfig, APPOConfig):
+        with pytest.raises(ValueError, match=message):
+            cls(**settings)
