@@ -62,8 +62,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value!r}")
-        if self.learner.count != 1:
-            raise ValueError(f"TrainOneStep trains one learner, group {self.learner.name!r} has {self.learner.count}")
+        check_one_learner("TrainOneStep", self.learner)
 
     def required_columns(self) -> frozenset[str]:
         """What the learner's loss needs."""
@@ -74,9 +73,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
 
     def actor_started(self, handle: ActorHandle[Any], ctx: Context) -> None:
         if handle in ctx.actors(self.learner):
-            environments = ctx.having("spaces")
-            if environments:
-                handle.ask("build", environments[0].ask("spaces"))
+            tell_spaces(handle, ctx)
 
     def ask(self, value: Ref[Batch], ctx: Context) -> Pending[TrainInfo]:
         learner = ctx.actors(self.learner)[0]
@@ -85,6 +82,23 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
             sizes["microbatch"] = self.microbatch
         pending = learner.ask("train", value, **sizes, env_steps=ctx.env_steps)
         return pending.made_from_info(partial(TrainInfo.of, learner.name, value.info.env_steps, pending.ref))
+
+
+def check_one_learner(node: str, learner: ActorGroup[Any]) -> None:
+    """Nothing, if the group is of one actor.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if learner.count != 1:
+        raise ValueError(f"{node} trains one learner, group {learner.name!r} has {learner.count}")
+
+
+def tell_spaces(learner: ActorHandle[Any], ctx: Context) -> None:
+    """A learner that has just started is told the spaces of the graph's environments, to build its policy for them."""
+    environments = ctx.having("spaces")
+    if environments:
+        learner.ask("build", environments[0].ask("spaces"))
 
 
 def _needs(entry: Any) -> Any:
