@@ -11,9 +11,10 @@ if __name__ != "flowrl.algorithms":
 from flowrl.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from flowrl.algorithms import apex, ddpg, dqn, ppo, r2d2, sac, td3
+    from flowrl.algorithms import apex, ddpg, ddppo, dqn, ppo, r2d2, sac, td3
     from flowrl.algorithms.apex import ApexConfig
     from flowrl.algorithms.ddpg import DDPGConfig
+    from flowrl.algorithms.ddppo import DDPPOConfig
     from flowrl.algorithms.dqn import DQNConfig
     from flowrl.algorithms.ppo import PPOConfig
     from flowrl.algorithms.r2d2 import R2D2Config
@@ -25,19 +26,21 @@ else:
         {
             "apex": ("ApexConfig",),
             "ddpg": ("DDPGConfig",),
+            "ddppo": ("DDPPOConfig",),
             "dqn": ("DQNConfig",),
             "ppo": ("PPOConfig",),
             "r2d2": ("R2D2Config",),
             "sac": ("SACConfig",),
             "td3": ("TD3Config",),
         },
-        modules=("apex", "ddpg", "dqn", "ppo", "r2d2", "sac", "td3"),
+        modules=("apex", "ddpg", "ddppo", "dqn", "ppo", "r2d2", "sac", "td3"),
     )
 
 # What `flowrl train NAME` and `flowrl.train("name")` know: a config class by the algorithm's name.
 CONFIGS = {
     "apex": "ApexConfig",
     "ddpg": "DDPGConfig",
+    "ddppo": "DDPPOConfig",
     "dqn": "DQNConfig",
     "ppo": "PPOConfig",
     "r2d2": "R2D2Config",
@@ -48,6 +51,7 @@ CONFIGS = {
 __all__ = [
     "ApexConfig",
     "DDPGConfig",
+    "DDPPOConfig",
     "DQNConfig",
     "PPOConfig",
     "R2D2Config",
@@ -55,6 +59,7 @@ __all__ = [
     "TD3Config",
     "apex",
     "ddpg",
+    "ddppo",
     "dqn",
     "ppo",
     "r2d2",

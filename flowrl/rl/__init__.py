@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from flowrl.rl.envs import EnvContext
     from flowrl.rl.evaluator import Evaluator
     from flowrl.rl.learner import Learner
+    from flowrl.rl.learning_worker import LearningWorker
     from flowrl.rl.losses import Loss, LossOut
     from flowrl.rl.policy import Policy
     from flowrl.rl.replay import ReplayShard
@@ -26,6 +27,7 @@ else:
             "envs": ("EnvContext",),
             "evaluator": ("Evaluator",),
             "learner": ("Learner",),
+            "learning_worker": ("LearningWorker",),
             "losses": ("Loss", "LossOut"),
             "policy": ("Policy",),
             "replay": ("ReplayShard",),
@@ -41,6 +43,7 @@ __all__ = [
     "EnvOptions",
     "Evaluator",
     "Learner",
+    "LearningWorker",
     "Loss",
     "LossOut",
     "Policy",
