@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flowrl import Flow, actors, rl
-from flowrl.algorithms.evaluation import evaluated
+from flowrl import Flow, rl
+from flowrl.algorithms.collecting import evaluated, workers_of
 from flowrl.algorithms.ppo import PPOConfig
 from flowrl.numbers import check_fields
 from flowrl.operators import (
@@ -39,13 +39,11 @@ class DDPPOConfig(PPOConfig):
 
 def graph(cfg: DDPPOConfig) -> Flow[Summary]:
     """Decentralized distributed PPO (arXiv:1911.00357): the driver sees neither experience, gradients nor weights."""
-    workers = actors(
-        rl.LearningWorker, cfg.env, cfg.policy,
-        rl.losses.PPOLoss(cfg.clip, cfg.value_cost, cfg.entropy_cost, clip_value=cfg.clip_value),
+    workers = workers_of(
+        cfg, rl.LearningWorker,
+        loss=rl.losses.PPOLoss(cfg.clip, cfg.value_cost, cfg.entropy_cost, clip_value=cfg.clip_value),
         learning_rate=cfg.learning_rate, max_grad_norm=cfg.max_grad_norm, target_kl=cfg.target_kl,
-        steps=cfg.unroll, num_envs=cfg.envs_per_worker, env_kwargs=cfg.env_kwargs, env_options=cfg.env_options,
-        reward_clip=cfg.reward_clip, normalize_rewards=cfg.discount if cfg.normalize_rewards else None,
-        count=cfg.num_workers, name="workers",
+        normalize_rewards=cfg.discount if cfg.normalize_rewards else None,
     )  # fmt: skip
     train = TrainOneStep(
         workers, epochs=cfg.epochs, minibatch=cfg.minibatch, microbatch=cfg.microbatch,
