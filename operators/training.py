@@ -95,9 +95,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
     def actor_started(self, handle: ActorHandle[Any], ctx: Context) -> None:
         if handle in ctx.actors(self.learner):
             self._group.begin_anew()
-            environments = ctx.having("spaces")
-            if environments:
-                handle.ask("build", environments[0].ask("spaces"))
+            tell_spaces(handle, ctx)
 
     def ask(self, value: Ref[Batch], ctx: Context) -> Pending[TrainInfo]:
         options: dict[str, Any] = {"epochs": self.epochs, "minibatch": self.minibatch}
@@ -120,6 +118,23 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
             return TrainInfo.of(learners[0].name, steps, pending.ref if whole else None, info)
 
         return pending.made_from_info(trained)
+
+
+def check_one_learner(node: str, learner: ActorGroup[Any]) -> None:
+    """Nothing, if the group is of one actor.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if learner.count != 1:
+        raise ValueError(f"{node} trains one learner, group {learner.name!r} has {learner.count}")
+
+
+def tell_spaces(learner: ActorHandle[Any], ctx: Context) -> None:
+    """A learner that has just started is told the spaces of the graph's environments, to build its policy for them."""
+    environments = ctx.having("spaces")
+    if environments:
+        learner.ask("build", environments[0].ask("spaces"))
 
 
 def _needs(entry: Any) -> Any:

@@ -15,7 +15,7 @@ from flowrl.rl.in_step import InStep, share_of
 from flowrl.rl.in_training import InTraining
 from flowrl.rl.peers import GlooPeers, Meeting, PeerLost, Peers, Whereabouts, open_store
 from flowrl.rl.peers_here import PeersHere
-from flowrl.rl.rows import batch_of, rows_of
+from flowrl.rl.rows import batch_of
 from flowrl.rl.spec import PolicySpec, Progress
 from flowrl.rl.torch_state import quiet
 
@@ -118,7 +118,7 @@ class Grouped(InTraining):
         learner = cast("Learner", self)
         given = None if batch is None else batch_of(batch, self.policy_id)
         given = None if given is None else share_of(given, *share)
-        mine = None if given is None else rows_of(given, self.policy, learner.needs, self._where())
+        mine = None if given is None else learner._rows(given)
         call = InStep(learner, peers, mine, given)
         order = self._rng if shuffle or (shuffle is None and (mine is None or mine.slots is None)) else None
         with quiet(self._rng if self.spec.model else None):

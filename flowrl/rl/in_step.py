@@ -61,7 +61,7 @@ class InStep:
         size, rows = (self.mine.size, self.mine.rows) if self.mine is not None else (0, 0)
         sums = {name: float(self.mine[name].double().sum()) for name in self._columns} if self.mine is not None else {}
         statistics = self.learner.policy.statistics
-        seen = None if statistics is None or self.given is None else statistics.of(self.given)
+        seen = None if statistics is None or self.given is None else statistics.moments_of(self.given)
         told: list[tuple[int, int, dict[str, float], RunningMoments | None]] = self.peers.gather(
             (size, rows, sums, seen)
         )

@@ -51,16 +51,16 @@ class ObsStatistics(nn.Module):
 
     def update(self, batch: Batch) -> None:
         """Merges in the observations of a batch's valid rows."""
-        self.merge(self.of(batch))
+        self.merge(self.moments_of(batch))
 
-    def of(self, batch: Batch) -> RunningMoments:
-        """The moments of the observations of a batch's valid rows."""
+    def moments_of(self, batch: Batch) -> RunningMoments:
+        """The moments of a batch's valid rows; these statistics stay as they are."""
         obs, valid = batch.tree("obs"), batch.valid
         rows = {path: column[valid] for path, column in obs.items()} if isinstance(obs, dict) else obs[valid]
         return RunningMoments.of(numbers_of(self._layout, rows))
 
     def merge(self, moments: RunningMoments) -> None:
-        """Takes in the moments of more observations."""
+        """Merges in what `moments_of` gave, here or elsewhere."""
         self._set(self.moments.merge(moments))
 
     def exact(self) -> dict[str, npt.NDArray[Any]]:

@@ -11,7 +11,7 @@ import pytest
 
 import flowrl
 from flowrl import Flow, Local, Ray, actors, rl, run
-from flowrl.algorithms import DDPPOConfig, PPOConfig
+from flowrl.algorithms import APPOConfig, DDPPOConfig, IMPALAConfig, PPOConfig
 from flowrl.errors import ActorDied, FlowError
 from flowrl.operators import AddAdvantages, ConcatBatches, ParallelRollouts, ReportMetrics, SendWeights, TrainOneStep
 from flowrl.testing import Delayed
@@ -181,6 +181,20 @@ def test_one_learner_and_two_take_the_same_steps() -> None:
             running.step(1)
             learnt.append(weights_of(running, "learners")[0])
     np.testing.assert_allclose(learnt[1], learnt[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [IMPALAConfig, APPOConfig])
+def test_learners_of_asynchronous_algorithms_share_each_batch(kind: Any) -> None:
+    config = kind(learners=2, envs_per_worker=2, unroll=10, batch_steps=50)
+    with run(config.graph(), Local(), seed=0) as running:
+        last = running.step(6)[-1]
+        assert_equal(weights_of(running, "learner"))
+        states = [handle.ask("get_state").result() for handle in running.actors["learner"]]
+    assert last.learner["default"]["updates"] == states[1]["updates"] >= 6
+    if kind is APPOConfig:
+        assert_equal([state["target"] for state in states])
+    with pytest.raises(ValueError, match="learners must be at least 1, got 0"):
+        kind(learners=0)
 
 
 def test_what_a_loss_raises_in_one_learner_is_raised(backend: Any) -> None:

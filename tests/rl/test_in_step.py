@@ -17,9 +17,10 @@ from flowrl.batch import Batch
 from flowrl.metrics import Sum
 from flowrl.rl.in_step import _scale, _sizes, share_of
 from flowrl.rl.learner import Learner
-from flowrl.rl.losses import LossOut, PPOLoss
+from flowrl.rl.losses import LossOut, PPOLoss, VTraceLoss
 from flowrl.rl.peers import GlooPeers, Meeting, PeerLost, Whereabouts, open_store
 from flowrl.rl.spec import PolicySpec, Spaces
+from flowrl.rl.worker import RolloutWorker
 
 SPACES = Spaces(Box(-np.inf, np.inf, (4,), np.float32), Discrete(2))
 SPEC = PolicySpec(hidden=(8, 8))
@@ -196,6 +197,28 @@ def test_policies_with_memory_train_on_whole_sequences():
     assert numbers(answer)["rows"] == numbers(expected)["rows"] == 35
     answer = train(members, batches, epochs=2, minibatch=3)
     assert numbers(answer)["updates"] == 1 + 2 * 3
+    weights_of(members)
+
+
+def test_a_loss_over_time_gets_whole_sequences():
+    loss = VTraceLoss(discount=0.99)
+    worker = RolloutWorker("CartPole-v1", SPEC, steps=20, num_envs=3, next_obs=True, seed=1)
+    batches = [worker.sample().payload for _ in range(3)]
+
+    def made(seed: int) -> Learner:
+        found = Learner(SPEC, loss, seed=seed, learning_rate=0.01)
+        found.build(worker.spaces())
+        return found
+
+    members, alone = [made(0), made(1)], made(0)
+    meeting = Meeting("vtrace", ("a", "b"), (Whereabouts.here(),) * 2, None, 10.0)
+    for rank in (1, 0):
+        members[rank].join(meeting, rank)
+    answer = train(members, [Batch.concat(batches[:2]), batches[2]], epochs=2)
+    expected = alone.train(Batch.concat(batches), epochs=2)
+    np.testing.assert_allclose(weights_of(members), alone.policy.get_weights(), rtol=0, atol=2e-6)
+    assert numbers(answer)["trained_steps"] == numbers(expected)["trained_steps"]
+    train(members, [Batch.concat(batches[:2]), None], epochs=2, minibatch=2)
     weights_of(members)
 
 
