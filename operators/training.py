@@ -109,7 +109,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
         return pending.made_from_info(partial(TrainInfo.of, first.name, value.info.env_steps, pending.ref))
 
     def _ask_all(self, value: Ref[Batch], ctx: Context, options: Mapping[str, Any]) -> Pending[TrainInfo]:
-        learners = ctx.living(self.learner)
+        learners = ctx.living(self.learner) or ctx.actors(self.learner)
         pending, others = self._group.ask(learners, value, options)
 
         def trained(info: Info) -> TrainInfo:

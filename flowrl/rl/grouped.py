@@ -124,7 +124,8 @@ class Grouped(InTraining):
         with quiet(self._rng if self.spec.model else None):
             plan = call.plan(minibatch)
             for _ in range(epochs if plan.sizes else 0):
-                call.epoch(plan, order)
+                if not self._stop.stopped:
+                    call.epoch(plan, order)
         means, trained_rows, priorities = call.finish()
         counts: dict[str, Any] = {"rows": plan.rows, "trained_steps": Sum(trained_rows)}
         if plan.sizes:

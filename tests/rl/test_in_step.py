@@ -153,8 +153,8 @@ def test_the_early_stop_is_by_the_kl_over_all_rows():
     for target, updates in ((kl * 0.99, 0), (kl * 1.01, 1)):
         members, alone = group(2, target_kl=target), learner(target_kl=target)
         answer, expected = train(members, [near, apart], epochs=4), alone.train(whole, epochs=4)
-        assert numbers(answer)["updates"] == numbers(expected)["updates"] >= updates
-        assert numbers(answer)["kl_stops"] == numbers(expected)["kl_stops"]
+        assert numbers(expected)["updates"] >= updates
+        assert numbers(answer) == pytest.approx(numbers(expected), rel=1e-3, abs=1e-6)
         np.testing.assert_allclose(weights_of(members), alone.policy.get_weights(), rtol=0, atol=2e-6)
 
 
@@ -339,9 +339,10 @@ def test_a_learner_in_no_group_says_so():
 # between processes: threads stand for them here, each with a connection of its own to the others
 
 
-def meet_by_network(count: int, act: Any, timeout_s: float = 20.0) -> list[Any]:
+def meet_by_network(count: int, act: Any, timeout_s: float = 20.0, *, apart: bool = False) -> list[Any]:
     store = open_store(timeout_s)
-    here = [Whereabouts("machine", process, "127.0.0.1") for process in range(count)]
+    address = Whereabouts.here().address
+    here = [Whereabouts(f"machine {process if apart else 0}", process, address) for process in range(count)]
     meeting = Meeting("network", tuple(f"m[{i}]" for i in range(count)), tuple(here), store.port, timeout_s)
     results: list[Any] = [None] * count
 
@@ -359,8 +360,8 @@ def meet_by_network(count: int, act: Any, timeout_s: float = 20.0) -> list[Any]:
     return results
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_members_by_network_give_what_those_in_one_process_do(count):
+@pytest.mark.parametrize(("count", "apart"), [(2, False), (2, True), (3, False), (3, True)])
+def test_members_by_network_give_what_those_in_one_process_do(count, apart):
     values = [torch.tensor(np.random.default_rng(rank).normal(size=11).astype(np.float32)) for rank in range(count)]
 
     def act(peers):
@@ -375,7 +376,7 @@ def test_members_by_network_give_what_those_in_one_process_do(count):
     in_order = values[0].clone()
     for value in values[1:]:
         in_order += value
-    for total, exact, gathered, shared in meet_by_network(count, act):
+    for total, exact, gathered, shared in meet_by_network(count, act, apart=apart):
         assert torch.equal(total, in_order)
         assert torch.equal(exact.float(), torch.stack(values).double().sum(0).float())
         assert gathered == [{"rank": rank, "long": "x" * 5000 * rank} for rank in range(count)]
