@@ -71,7 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--updates", type=int, default=300)
     parser.add_argument("--hidden", type=int, nargs="+", default=[256, 256])
-    parser.add_argument("--shards", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--shards", type=int, nargs="*", default=[1, 2, 4, 8])
     parser.add_argument("--learners", type=int, default=4)
     given = parser.parse_args()
     hidden, updates = tuple(given.hidden), given.updates

@@ -57,21 +57,21 @@ class TrainingGroup:
         self._met = learners
 
     def check(self, info: Info, answer: Pending[Any], others: Sequence[Pending[Any]]) -> bool:
-        """Whether the call came to something: no learner was lost in it.
+        """Whether the call came to something: no learner was lost in it. The others' answers are taken in too.
 
         Raises:
             FlowError: they have lost each other and none has died.
             Whatever a learner raised.
         """
-        if not any(name.rpartition("/")[2] == "rounds_lost" for name in info.metrics):
-            return True
-        self.begin_anew()
         died = False
         for pending in others:
             try:
                 pending.info()
             except ActorDied:  # what that means its failure policy says
                 died = True
+        if not any(name.rpartition("/")[2] == "rounds_lost" for name in info.metrics):
+            return True
+        self.begin_anew()
         if not died:
             raise FlowError(
                 f"the learners lost each other, though none has died: {answer.result()}; where one takes long over its "

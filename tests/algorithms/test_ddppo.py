@@ -59,9 +59,10 @@ def test_a_round_is_two_messages_a_worker_and_no_experience_gradient_or_weight_p
     config = small(num_workers=3, envs_per_worker=4, unroll=64, batch_steps=700)  # fragments too large for a record
     with run(config.graph(), Local(), seed=0) as running:
         running.step(2)
-        before = running.stats()
+        before, out = running.stats(), len(running._engine.calls.pending)
         running.step(4)
         after = running.stats()
+        assert len(running._engine.calls.pending) == out  # every answer is taken in
     sent = {name: node.messages - before.nodes[name].messages for name, node in after.nodes.items()}
     assert {name: count for name, count in sent.items() if count} == {"gather_sync": 12, "TrainOneStep": 12}
     told = after.nodes["TrainOneStep"].bytes - before.nodes["TrainOneStep"].bytes
