@@ -11,12 +11,13 @@ if __name__ != "flowrl.algorithms":
 from flowrl.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from flowrl.algorithms import a2c, a3c, apex, appo, ddpg, dqn, impala, ppo, ppo_and_dqn, r2d2, sac, td3
+    from flowrl.algorithms import a2c, a3c, apex, appo, ddpg, ddppo, dqn, impala, ppo, ppo_and_dqn, r2d2, sac, td3
     from flowrl.algorithms.a2c import A2CConfig
     from flowrl.algorithms.a3c import A3CConfig
     from flowrl.algorithms.apex import ApexConfig
     from flowrl.algorithms.appo import APPOConfig
     from flowrl.algorithms.ddpg import DDPGConfig
+    from flowrl.algorithms.ddppo import DDPPOConfig
     from flowrl.algorithms.dqn import DQNConfig
     from flowrl.algorithms.impala import IMPALAConfig
     from flowrl.algorithms.ppo import PPOConfig
@@ -33,6 +34,7 @@ else:
             "apex": ("ApexConfig",),
             "appo": ("APPOConfig",),
             "ddpg": ("DDPGConfig",),
+            "ddppo": ("DDPPOConfig",),
             "dqn": ("DQNConfig",),
             "impala": ("IMPALAConfig",),
             "ppo": ("PPOConfig",),
@@ -41,7 +43,21 @@ else:
             "sac": ("SACConfig",),
             "td3": ("TD3Config",),
         },
-        modules=("a2c", "a3c", "apex", "appo", "ddpg", "dqn", "impala", "ppo", "ppo_and_dqn", "r2d2", "sac", "td3"),
+        modules=(
+            "a2c",
+            "a3c",
+            "apex",
+            "appo",
+            "ddpg",
+            "ddppo",
+            "dqn",
+            "impala",
+            "ppo",
+            "ppo_and_dqn",
+            "r2d2",
+            "sac",
+            "td3",
+        ),
     )
 
 # What `flowrl train NAME` and `flowrl.train("name")` know: a config class by the algorithm's name.
@@ -51,6 +67,7 @@ CONFIGS = {
     "apex": "ApexConfig",
     "appo": "APPOConfig",
     "ddpg": "DDPGConfig",
+    "ddppo": "DDPPOConfig",
     "dqn": "DQNConfig",
     "impala": "IMPALAConfig",
     "ppo": "PPOConfig",
@@ -66,6 +83,7 @@ __all__ = [
     "APPOConfig",
     "ApexConfig",
     "DDPGConfig",
+    "DDPPOConfig",
     "DQNConfig",
     "IMPALAConfig",
     "PPOAndDQNConfig",
@@ -78,6 +96,7 @@ __all__ = [
     "apex",
     "appo",
     "ddpg",
+    "ddppo",
     "dqn",
     "impala",
     "ppo",

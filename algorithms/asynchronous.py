@@ -24,6 +24,8 @@ class AsynchronousConfig(CollectingConfig):
     worker makes at the most so many fragments before it has those of the moment when its last one was taken in."""
     batch_steps: int = 500
     """Environment steps that are trained on together, at least: fragments side by side."""
+    learners: int = 1
+    """Learners; several share each batch and take the same steps, exchanging gradients."""
     in_flight: int = 2
     """Batches that are on their way to the learner at once."""
     replay_proportion: float = 0.0
@@ -58,7 +60,7 @@ class AsynchronousConfig(CollectingConfig):
         sizes = [name for name in ("minibatch", "microbatch") if getattr(self, name) is not None]
         check_fields(
             self,
-            whole=("num_async", "batch_steps", "in_flight", "replay_slots", "epochs", *sizes),
+            whole=("num_async", "batch_steps", "learners", "in_flight", "replay_slots", "epochs", *sizes),
             positive=("max_grad_norm",),
             not_negative=("value_cost", "replay_proportion", "rho_clip", "c_clip"),
             fraction=("discount", "vtrace_lambda"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -49,10 +49,12 @@ class CollectingConfig:
             raise ValueError(f"video_dir={self.video_dir!r} is for evaluations: set evaluate_every_env_steps too")
 
 
-def workers_of(cfg: CollectingConfig, **more: Any) -> ActorGroup[rl.RolloutWorker]:
-    """The rollout workers of a config; `more` are further arguments of theirs."""
+def workers_of(
+    cfg: CollectingConfig, kind: Callable[..., rl.RolloutWorker] | None = None, **more: Any
+) -> ActorGroup[rl.RolloutWorker]:
+    """The rollout workers of a config, of another class if asked for; `more` are further arguments of theirs."""
     return actors(
-        rl.RolloutWorker, cfg.env, cfg.policy, steps=cfg.unroll, num_envs=cfg.envs_per_worker,
+        kind or rl.RolloutWorker, cfg.env, cfg.policy, steps=cfg.unroll, num_envs=cfg.envs_per_worker,
         env_kwargs=cfg.env_kwargs, env_options=cfg.env_options, reward_clip=cfg.reward_clip,
         count=cfg.num_workers, name="workers", **more,
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flowrl import ActorGroup, Batch, Flow, actor, rl
+from flowrl import ActorGroup, Batch, Flow, actors, rl
 from flowrl.algorithms.asynchronous import AsynchronousConfig, fragments_of, trained_on
 from flowrl.algorithms.collecting import evaluated
 from flowrl.operators import ReportMetrics, Summary
@@ -23,9 +23,10 @@ class IMPALAConfig(AsynchronousConfig):
 
 def graph(cfg: IMPALAConfig) -> Flow[Summary]:
     """IMPALA: a policy gradient on V-trace advantages."""
-    learner = actor(
+    learner = actors(
         rl.Learner, cfg.policy, rl.losses.VTraceLoss(**cfg.vtrace),
-        learning_rate=cfg.learning_rate, max_grad_norm=cfg.max_grad_norm, name="learner",
+        learning_rate=cfg.learning_rate, max_grad_norm=cfg.max_grad_norm,
+        count=cfg.learners, name="learner",
     )  # fmt: skip
     return evaluated(fragments_of(cfg).through(learn(cfg, learner)), cfg, learner).for_each(ReportMetrics())
 

@@ -174,6 +174,11 @@ class AskOperator(Operator[In, Out]):
         """How many calls may be out: the field `in_flight` where the operator has one, else 1."""
         return int(getattr(self, "in_flight", 1))
 
+    @property
+    def outlives_losses(self) -> bool:
+        """Whether an item whose call was lost is left out, where the failure policy of the dead actor goes on."""
+        return False
+
     def ask(self, value: Ref[Any], ctx: Context) -> Pending[Any]:
         """The call for one item."""
         raise NotImplementedError(f"{type(self).__name__} must define ask(self, value, ctx)")

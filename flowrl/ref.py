@@ -157,6 +157,23 @@ class Ref(Generic[T]):
         fetch = next((ref._fetch for ref in refs if ref._fetch is not None), None)
         return Ref(Joined(tuple(ref._tree for ref in refs)), Info.total(ref.info for ref in refs), fetch)
 
+    @property
+    def parts(self) -> tuple[Ref[T], ...]:
+        """The references that it was joined from, in order; itself alone where it was not. Their Infos say nothing."""
+        if not isinstance(self._tree, Joined):
+            return (self,)
+        joined: list[Ref[T]] = [Ref(tree, _NO_FIGURES, self._fetch) for tree in self._tree.trees]
+        return tuple(part for ref in joined for part in ref.parts)
+
+    @property
+    def holder(self) -> tuple[str, int] | None:
+        """Group and index of the actor whose answer the payload is; None where it is the driver's, or joined."""
+        tree = self._tree
+        while isinstance(tree, Then):
+            tree = tree.tree
+        actor = getattr(tree.payload, "actor", None) if isinstance(tree, Leaf) else None
+        return None if actor is None else (actor.group, actor.index)
+
     def with_info(self, **changes: Any) -> Ref[T]:
         """The same payload with other figures beside it."""
         return Ref(self._tree, self.info._replace(**changes), self._fetch)

@@ -9,7 +9,9 @@ from typing import Any
 
 from flowrl.batch import Batch
 from flowrl.handles import ActorGroup, ActorHandle, Pending
+from flowrl.numbers import check_fields
 from flowrl.operator import AskOperator, Context
+from flowrl.operators.in_step import TrainingGroup
 from flowrl.ref import Info, Ref
 
 
@@ -47,6 +49,13 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
     train on whole sequences, and both then count sequences: columns of the time-major batch.
 
     When the learner starts, it is told the spaces of the graph's environments, from which it builds its policy.
+
+    Several learners train in step: each computes the gradient over a part of the batch, all take the same step with
+    the gradient over the whole, and so have the same weights. They exchange it among themselves (Gloo, between
+    processes), at most `peer_timeout_s` waiting for one another; `minibatch` is then of all of them together. A batch
+    that was joined is dealt out by its parts, those that a learner made itself to that one. A batch during which one
+    of them died is given up (`rounds_lost`); whether the others go on without it, or with its successor, is for the
+    failure policy of the flow that it is a source of, if it is one.
     """
 
     learner: ActorGroup[Any]
@@ -54,6 +63,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
     minibatch: int | None = None
     microbatch: int | None = None
     in_flight: int = 1
+    peer_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
         for name in ("epochs", "in_flight", "minibatch", "microbatch"):
@@ -62,7 +72,18 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value!r}")
-        check_one_learner("TrainOneStep", self.learner)
+        check_fields(self, positive=("peer_timeout_s",))
+
+    @property
+    def outlives_losses(self) -> bool:
+        """A group of learners goes on without the batch in which one was lost."""
+        return self.learner.count > 1
+
+    def open(self) -> None:
+        self._group = TrainingGroup(self.peer_timeout_s)
+
+    def get_state(self) -> dict[str, Any]:
+        return {}  # the learners meet again
 
     def required_columns(self) -> frozenset[str]:
         """What the learner's loss needs."""
@@ -73,15 +94,30 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
 
     def actor_started(self, handle: ActorHandle[Any], ctx: Context) -> None:
         if handle in ctx.actors(self.learner):
+            self._group.begin_anew()
             tell_spaces(handle, ctx)
 
     def ask(self, value: Ref[Batch], ctx: Context) -> Pending[TrainInfo]:
-        learner = ctx.actors(self.learner)[0]
-        sizes: dict[str, Any] = {"epochs": self.epochs, "minibatch": self.minibatch}
+        options: dict[str, Any] = {"epochs": self.epochs, "minibatch": self.minibatch}
         if self.microbatch is not None:
-            sizes["microbatch"] = self.microbatch
-        pending = learner.ask("train", value, **sizes, env_steps=ctx.env_steps)
-        return pending.made_from_info(partial(TrainInfo.of, learner.name, value.info.env_steps, pending.ref))
+            options["microbatch"] = self.microbatch
+        options["env_steps"] = ctx.env_steps
+        first, *more = ctx.actors(self.learner)
+        if more:
+            return self._ask_all(value, ctx, options)
+        pending = first.ask("train", value, **options)
+        return pending.made_from_info(partial(TrainInfo.of, first.name, value.info.env_steps, pending.ref))
+
+    def _ask_all(self, value: Ref[Batch], ctx: Context, options: Mapping[str, Any]) -> Pending[TrainInfo]:
+        learners = ctx.living(self.learner) or ctx.actors(self.learner)
+        pending, others = self._group.ask(learners, value, options)
+
+        def trained(info: Info) -> TrainInfo:
+            whole = self._group.check(info, pending, others)
+            steps = value.info.env_steps if whole else 0
+            return TrainInfo.of(learners[0].name, steps, pending.ref if whole else None, info)
+
+        return pending.made_from_info(trained)
 
 
 def check_one_learner(node: str, learner: ActorGroup[Any]) -> None:

@@ -179,7 +179,7 @@ def test_graph_options_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture
         ("", "which command? There are: train, graph, list"),
         ("trian ppo", "unknown command 'trian'; did you mean 'train'?"),
         ("list ppo", "list takes no arguments, got ppo"),
-        ("train", "train needs an algorithm before its flags; there are: a2c, a3c, apex, appo, ddpg, dqn, impala"),
+        ("train", "train needs an algorithm before its flags; there are: a2c, a3c, apex, appo, ddpg, ddppo, dqn"),
         ("train --env CartPole-v1", "train needs an algorithm before its flags; there are: a2c, a3c, apex, appo"),
         ("train pop --total-steps 9", "unknown algorithm 'pop'; did you mean 'ppo'?"),
         ("train ppo", "training would never end: give --stop-return RETURN (till solved) or --total-steps N"),

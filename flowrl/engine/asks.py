@@ -6,7 +6,7 @@ from collections import deque
 from time import perf_counter
 from typing import Any
 
-from flowrl.engine.calls import ANSWERED, Call
+from flowrl.engine.calls import ANSWERED, LOST, Call
 from flowrl.engine.cursors import BLOCKED, END, MISSING, PENDING, Cursor, Item, Signal, item_of_result
 from flowrl.engine.failure import InNode
 from flowrl.engine.stage import Stage
@@ -40,6 +40,8 @@ class AskCursor(Cursor):
                     return PENDING
                 self.run.wait_in_place([call])
             self._window.popleft()
+            if call.state is LOST and self.op.outlives_losses:
+                return self.pull()
             return self.out(self._answered(pending, origins, version))
         if self._rest:
             return self.out(self._rest.popleft())

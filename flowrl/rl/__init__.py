@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from flowrl.rl.envs import EnvContext
     from flowrl.rl.evaluator import Evaluator
     from flowrl.rl.learner import Learner
+    from flowrl.rl.learning_worker import LearningWorker
     from flowrl.rl.losses import Loss, LossOut
     from flowrl.rl.multi_agent_worker import MultiAgentWorker
     from flowrl.rl.policy import Policy
@@ -28,6 +29,7 @@ else:
             "envs": ("EnvContext",),
             "evaluator": ("Evaluator",),
             "learner": ("Learner",),
+            "learning_worker": ("LearningWorker",),
             "losses": ("Loss", "LossOut"),
             "multi_agent_worker": ("MultiAgentWorker",),
             "policy": ("Policy",),
@@ -45,6 +47,7 @@ __all__ = [
     "EnvOptions",
     "Evaluator",
     "Learner",
+    "LearningWorker",
     "Loss",
     "LossOut",
     "MultiAgentWorker",

@@ -76,6 +76,11 @@ class InTraining:
             raise RuntimeError(f"the learner of policy {self.policy_id!r} has no policy yet: call build(spaces) first")
         return self._policy
 
+    @property
+    def version(self) -> int:
+        """Of the weights: how many batches they were trained on."""
+        return self._version
+
     # its target
     def set_target_update(self, *, every_updates: int | None = None, tau: float | None = None) -> None:
         """From now on the target takes over the weights after each `every_updates`-th update, or τ of the way each.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,20 +16,21 @@ from flowrl.ref import Answer
 from flowrl.rl.descent import Descent, EarlyStop
 from flowrl.rl.gradient_batch import mean_of, moments_of
 from flowrl.rl.gradients import finite_norm, gradient_of, mean_gradient
-from flowrl.rl.in_training import InTraining
+from flowrl.rl.grouped import Grouped
+from flowrl.rl.in_step import averaged
 from flowrl.rl.loss import Loss, LossFunction, wants_sequences
 from flowrl.rl.rows import Priorities, batch_of, minibatches, rows_of
 from flowrl.rl.schedules import Rate, check_rate, value_at
 from flowrl.rl.spec import PolicySpec, Progress
 from flowrl.rl.tally import Tally
-from flowrl.rl.tensors import TensorBatch
+from flowrl.rl.tensors import NO_SCALES, TensorBatch
 from flowrl.rl.torch_state import quiet
 
 Float32 = npt.NDArray[np.float32]
 Metrics = dict[str, Tensor | float]
 
 
-class Learner(InTraining):
+class Learner(Grouped):
     """Trains one policy. An actor class: `build` first, then `train` as often as there are batches.
 
     policy: what the policy is made of.
@@ -145,15 +146,32 @@ class Learner(InTraining):
         trained_rows = 0
         found.begin()
         for part in parts if not self._stop.stopped else ():
-            self._now, self._priorities = Progress(self._now.env_steps, self._updates), None
-            self.policy.resample()
-            tally.add(self.update(self.prepare(part), self._now), part.rows)
-            if self._stop.stopped:
+            if not self._update_part(part, tally, found):
                 break
-            found.add(part, self._priorities)
             trained_rows += part.rows
-            self._updated()
         return trained_rows
+
+    def _update_part(
+        self, part: TensorBatch, tally: Tally, found: Priorities, scales: Mapping[str, tuple[float, float]] = NO_SCALES
+    ) -> bool:
+        """One update, unless it is where `target_kl` ends this batch; whether it was made.
+
+        A part without rows is this learner's of a minibatch that others have rows of; `scales` are then of all of it.
+        """
+        self._now, self._priorities = Progress(self._now.env_steps, self._updates), None
+        self.policy.resample()
+        batch = self.prepare(part) if part.rows else part
+        if scales:
+            batch.scales = scales
+        metrics = self.update(batch, self._now)
+        if part.rows:
+            tally.add(metrics, part.rows)
+        if self._stop.stopped:
+            return False
+        if part.rows:
+            found.add(part, self._priorities)
+        self._updated()
+        return True
 
     def _updated(self) -> None:
         self._updates += 1
@@ -174,10 +192,16 @@ class Learner(InTraining):
             FloatingPointError: the loss or the gradient is not finite; the parameters have not changed.
         """
         now = self._now if now is None else now
-        out, gradient = gradient_of(
-            self.policy, loss, batch, now, microbatch=self._microbatch, where=self._where(), group=group
-        )
-        norm = finite_norm(gradient, batch, self._where())
+        where, peers = self._where(), self._peers
+        if peers is None:
+            out, gradient = gradient_of(
+                self.policy, loss, batch, now, microbatch=self._microbatch, where=where, group=group
+            )
+        else:
+            out, gradient = averaged(
+                peers, self.policy, loss, batch, now, microbatch=self._microbatch, where=where, group=group
+            )
+        norm = finite_norm(gradient, batch, where)
         self._priorities = out.per_row.get("priorities", self._priorities)
         if not self._stop.check(out.metrics):
             parameters = self.policy.flat[self.policy.span(group)]

@@ -57,6 +57,11 @@ class PPOLoss:
         """The columns that it reads."""
         return PPO_COLUMNS if self.clip_value is None else PPO_COLUMNS | {"values"}
 
+    @property
+    def standardizes(self) -> frozenset[str]:
+        """The columns whose mean and deviation over a whole minibatch enter the loss."""
+        return frozenset({"advantages"}) if self.standardize_advantages else frozenset()
+
     def __call__(self, net: Policy, batch: TensorBatch, now: Progress) -> LossOut:
         """The loss over the rows of a batch."""
         clip = value_at(self.clip, now.env_steps, "clip")
@@ -65,7 +70,7 @@ class PPOLoss:
         out = net.forward(batch)
         advantages_B = batch["advantages"]
         if self.standardize_advantages:
-            advantages_B = standardized(advantages_B, getattr(batch, "whole", batch)["advantages"])
+            advantages_B = _standardized_in(batch, advantages_B)
         logp_B, entropy_B = out.dist.logp_and_entropy(batch["actions"])
         old_values_B = None if clip_value is None else batch["values"]
         surrogate, squared_error, kl, clip_fraction = Surrogates.apply(
@@ -136,6 +141,16 @@ class Surrogates(torch.autograd.Function):
         dlogp_B = None if dsurrogate is None else term_B * (dsurrogate / -len(term_B))
         dvalues_B = None if dsquared_error is None else error_B * (dsquared_error * (2 / len(error_B)))
         return dlogp_B, dvalues_B, None, None, None, None, None, None
+
+
+def _standardized_in(batch: TensorBatch, advantages_B: Tensor) -> Tensor:
+    """By mean and deviation of the whole minibatch, wherever it is."""
+    whole = getattr(batch, "whole", batch)
+    scales = getattr(whole, "scales", None)
+    if not scales:
+        return standardized(advantages_B, whole["advantages"])
+    mean, std = scales["advantages"]
+    return (advantages_B - mean) / (std + 1e-8)
 
 
 def standardized(x_B: Tensor, whole_B: Tensor | None = None) -> Tensor:

@@ -64,17 +64,18 @@ class SequenceBatch(TensorBatch):
         valid_TN[self.valid_TN] = mask_B
         return SequenceBatch(self.steps, self.initial, valid_TN, whole=whole)
 
-    def minibatches(self, rows: int, order: Tensor | None) -> Iterator[SequenceBatch]:
+    def minibatches(self, rows: int | list[int], order: Tensor | None) -> Iterator[SequenceBatch]:
         """All sequences in the given order (None: as they stand), `rows` at a time, less those without a valid row."""
         for chosen in (torch.arange(self.size) if order is None else order).split(rows):
-            yield from self._chosen(chosen, None)
+            yield from self.chosen(chosen)
 
     def parts(self, rows: int) -> Iterator[SequenceBatch]:
         """Its sequences in order, `rows` of them at a time: parts of this batch, which is their `whole`."""
         for chosen in torch.arange(self.size).split(rows):
-            yield from self._chosen(chosen, self.whole)
+            yield from self.chosen(chosen, self.whole)
 
-    def _chosen(self, sequences: Tensor, whole: TensorBatch | None) -> Iterator[SequenceBatch]:
+    def chosen(self, sequences: Tensor, whole: TensorBatch | None = None) -> Iterator[SequenceBatch]:
+        """The sequences at these places as one batch; nothing where they have no valid row."""
         valid_TN = self.valid_TN[:, sequences]
         if valid_TN.any():
             steps = {name: column[:, sequences] for name, column in self.steps.items()}

@@ -27,6 +27,10 @@ class Tally:
         """The mean of each metric over the updates that had it."""
         return {name: float(np.average(_numbers(values), weights=rows)) for name, (values, rows) in self._found.items()}
 
+    def sums(self) -> dict[str, tuple[float, int]]:
+        """By metric, its values times their rows, added up, and those rows: what tallies of other rows add to."""
+        return {name: (float(_numbers(vs) @ np.array(rows)), sum(rows)) for name, (vs, rows) in self._found.items()}
+
 
 def _numbers(values: list[Tensor | float]) -> npt.NDArray[np.float64]:
     tensors = [value for value in values if isinstance(value, Tensor)]

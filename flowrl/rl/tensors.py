@@ -10,21 +10,27 @@ from torch import Tensor
 
 from flowrl.batch import Array, Batch
 
+NO_SCALES: Mapping[str, tuple[float, float]] = {}
+
 
 class TensorBatch(Mapping[str, Tensor]):
     """An immutable mapping of column names to tensors (B, ...): valid rows only. `rows` is B.
 
     `whole` is the minibatch that a part of it was taken from (gradients may be accumulated over parts), else the
     batch itself: what is computed over a whole minibatch, such as the scale of advantages, is computed from that.
+    Where learners train in step the minibatch is spread over them; `scales` then has the mean and deviation of those
+    columns over all of it that the loss `standardizes`.
     """
 
-    __slots__ = ("_columns", "_whole", "rows")
+    __slots__ = ("_columns", "_whole", "rows", "scales")
 
     rows: int
+    scales: Mapping[str, tuple[float, float]]
 
     def __init__(self, columns: Mapping[str, Tensor], *, whole: TensorBatch | None = None):
         self._columns = columns
         self._whole = whole
+        self.scales = NO_SCALES
         self.rows = len(next(iter(columns.values()))) if columns else 0
 
     def __getitem__(self, name: str) -> Tensor:
@@ -71,8 +77,11 @@ class TensorBatch(Mapping[str, Tensor]):
         """Only the rows where the mask (B,) is true; `whole` is what they are a part of, if not a minibatch itself."""
         return TensorBatch({name: self[name][mask_B] for name in self}, whole=whole)
 
-    def minibatches(self, rows: int, order: Tensor | None) -> Iterator[TensorBatch]:
-        """All rows in the given order (None: as they stand), `rows` at a time; the last minibatch may be shorter."""
+    def minibatches(self, rows: int | list[int], order: Tensor | None) -> Iterator[TensorBatch]:
+        """All rows in the given order (None: as they stand), `rows` at a time; the last minibatch may be shorter.
+
+        A list says of each minibatch how many.
+        """
         # One gather an epoch and views of it: a gather a minibatch costs several times as much.
         whole = [column if order is None else column.index_select(0, order) for column in self._columns.values()]
         parts = [column.split(rows) for column in whole]

@@ -1,0 +1,98 @@
+"""Several learners that train in step: who is in their group, and which parts of an item each of them gets."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flowrl.errors import ActorDied, FlowError
+from flowrl.handles import ActorHandle, Pending
+from flowrl.ref import Info, Ref
+
+Handles = tuple[ActorHandle[Any], ...]
+
+
+class TrainingGroup:
+    """Those learners of a group that live, who meet before they train, and again when one has died or come back."""
+
+    def __init__(self, timeout_s: float):
+        self._timeout_s = timeout_s
+        self._met: Handles = ()
+
+    def begin_anew(self) -> None:
+        """Before the next call they meet again."""
+        self._met = ()
+
+    def ask(
+        self, learners: Handles, value: Ref[Any], options: Mapping[str, Any]
+    ) -> tuple[Pending[Any], list[Pending[Any]]]:
+        """One call of each learner, the first one's last: its answer is that of all, once the others have theirs.
+
+        Raises:
+            PeerLost: they cannot reach each other.
+        """
+        if learners != self._met:
+            self._meet(learners)
+        others: list[Pending[Any]] = []
+        # Where all live in this process the first one does the work of all, so it is asked last.
+        for rank, (part, share) in reversed(list(enumerate(dealt(value.parts, learners)))):
+            pending = learners[rank].ask("train_in_step", part, share=share, **options)
+            others.append(pending)
+        return others.pop(), others
+
+    def _meet(self, learners: Handles) -> None:
+        from flowrl.rl.peers import CONNECT_S, Meeting
+
+        asked = [learner.ask("whereabouts") for learner in learners]
+        places = tuple(pending.result() for pending in asked)
+        names = tuple(learner.name for learner in learners)
+        meeting = Meeting(uuid.uuid4().hex, names, places, None, self._timeout_s)
+        if not meeting.in_one_process:
+            port = learners[0].ask("open_store", CONNECT_S).result()
+            meeting = Meeting(meeting.key, names, places, port, self._timeout_s)
+        joins = [learners[rank].ask("join", meeting, rank) for rank in reversed(range(len(learners)))]
+        for pending in joins:
+            pending.info()
+        self._met = learners
+
+    def check(self, info: Info, answer: Pending[Any], others: Sequence[Pending[Any]]) -> bool:
+        """Whether the call came to something: no learner was lost in it. The others' answers are taken in too.
+
+        Raises:
+            FlowError: they have lost each other and none has died.
+            Whatever a learner raised.
+        """
+        died = False
+        for pending in others:
+            try:
+                pending.info()
+            except ActorDied:  # what that means its failure policy says
+                died = True
+        if not any(name.rpartition("/")[2] == "rounds_lost" for name in info.metrics):
+            return True
+        self.begin_anew()
+        if not died:
+            raise FlowError(
+                f"the learners lost each other, though none has died: {answer.result()}; where one takes long over its "
+                f"rows, or the network does, let them wait longer than peer_timeout_s={self._timeout_s:g}"
+            )
+        return False
+
+
+def dealt(
+    parts: Sequence[Ref[Any]], learners: Sequence[ActorHandle[Any]]
+) -> list[tuple[Ref[Any] | None, tuple[int, int]]]:
+    """By learner, its part of an item and the share that it takes of that: 1 of 1, unless there are too few parts.
+
+    A part goes to the learner that holds it, as a worker that learns does; the others go round.
+    """
+    places = {(learner.group, learner.index): rank for rank, learner in enumerate(learners)}
+    ranks = [None if part.holder is None else places.get(part.holder) for part in parts]
+    if len(parts) < len(learners) and all(rank is None for rank in ranks):
+        return [(Ref.concat(parts), (rank, len(learners))) for rank in range(len(learners))]
+    mine: list[list[Ref[Any]]] = [[] for _ in learners]
+    for part, rank in zip(parts, ranks, strict=True):
+        chosen = min(range(len(learners)), key=lambda at: len(mine[at])) if rank is None else rank
+        mine[chosen].append(part)
+    return [(Ref.concat(held) if held else None, (0, 1)) for held in mine]
