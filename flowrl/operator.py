@@ -159,8 +159,8 @@ class AskOperator(Operator[In, Out]):
         """How many calls may be out: the field `in_flight` where the operator has one, else 1."""
         return int(getattr(self, "in_flight", 1))
 
-    def ask(self, value: Ref[Any], ctx: Context) -> Pending[Any]:
-        """The call for one item."""
+    def ask(self, value: Ref[Any], ctx: Context) -> Pending[Any] | None:
+        """The call for one item; None drops it, which the operator counts (`ctx.metrics`)."""
         raise NotImplementedError(f"{type(self).__name__} must define ask(self, value, ctx)")
 
 
