@@ -114,6 +114,16 @@ def _whole(name: str, value: Any) -> int:
         raise TypeError(f"Answer({name}=...) must be a whole number or None, got {value!r}") from None
 
 
+@dataclass(frozen=True)
+class Query(Generic[T]):
+    """What the method of a served source returns in place of an item: a question to the group that serves it.
+
+    The driver has the server answer it, many of them at a time, and hands the answer on (`graph.Shards.takes`).
+    """
+
+    payload: T
+
+
 class Leaf:
     """One stored payload, or a value that the driver itself holds.
 

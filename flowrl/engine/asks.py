@@ -69,15 +69,14 @@ class AskCursor(Cursor):
         value = item.as_ref() if self.op.wants == "reference" else self.run.value_of(item, self.name)
         try:
             pending = self.op.ask(value, stage.ctx)
-            dropped = pending is None and self.may_drop
-            if not isinstance(pending, Pending) and not dropped:
+            if not isinstance(pending, Pending) and not (pending is None and self.may_drop):
                 raise TypeError(f"{self.op!r}.ask must return handle.ask(...), it returned {type(pending).__name__}")
             if stage.ctx._emitted:
                 raise TypeError(f"{self.op!r}.ask used ctx.emit; the answer of its call is its only result")
         except BaseException as error:
             raise InNode(self.name, entered) from error
         stage.busy_s += perf_counter() - started
-        if dropped:
+        if pending is None:
             self._dropped()
             return
         ((_, origins, version),) = stage.leave((pending,))
