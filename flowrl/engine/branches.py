@@ -14,9 +14,10 @@ class DuplicateCursor(Cursor):
 
     def __init__(self, name: str, run: Any, upstream: Cursor, max_lag: int, overflow: Literal["block", "drop_oldest"]):
         super().__init__(name, run)
-        self.upstream, self.max_lag, self.overflow = upstream, max_lag, overflow
+        self.upstream, self.max_lag = upstream, max_lag
+        self._pull = upstream.pull  # bound once
         self.queues: dict[BranchCursor, deque[Item]] = {}
-        self._others: dict[BranchCursor, list[deque[Item]]] = {}  # each branch's siblings that have not ended
+        self._blocks = overflow == "block"
         self._ended = False
 
     def upstreams(self) -> list[Cursor]:
@@ -26,14 +27,14 @@ class DuplicateCursor(Cursor):
         """The next item of a branch whose queue is empty: from upstream."""
         if self._ended:
             return END
-        others = self._others.get(branch)
+        others = branch.others
         if others is None:
-            others = self._others[branch] = [other for key, other in self.queues.items() if key is not branch]
-        if self.overflow == "block":
+            others = branch.others = [other for key, other in self.queues.items() if key is not branch]
+        if self._blocks:
             for queue in others:
                 if len(queue) >= self.max_lag:
                     return self.blocked()
-        got = self.upstream.pull()
+        got = self._pull()
         if type(got) is not Item:
             self._ended = got is END
             return got
@@ -51,7 +52,8 @@ class DuplicateCursor(Cursor):
     def leave(self, branch: BranchCursor) -> None:
         """A branch has ended: it no longer counts towards max_lag; with the last, upstream is closed."""
         self.queues.pop(branch, None)
-        self._others.clear()
+        for other in self.queues:
+            other.others = None
         if not self.queues and not self.closed:
             self.close()
             self.upstream.close()
@@ -63,8 +65,10 @@ class BranchCursor(Cursor):
     def __init__(self, name: str, run: Any, shared: DuplicateCursor):
         super().__init__(name, run)
         self.shared = shared
+        self.others: list[deque[Item]] | None = None  # the queues of its siblings that have not ended, once looked up
         self._queue: deque[Item] = deque()
         shared.queues[self] = self._queue
+        self._next = shared.next_for  # bound once
 
     def upstreams(self) -> list[Cursor]:
         return [self.shared]
@@ -74,7 +78,7 @@ class BranchCursor(Cursor):
             return END
         if self._queue:
             return self.out(self._queue.popleft())
-        got = self.shared.next_for(self)
+        got = self._next(self)
         if type(got) is Item:
             return self.count(got)
         if got is END:
@@ -108,18 +112,16 @@ class UnionCursor(Cursor):
     def pull(self) -> Item | Signal:
         if self.closed:
             return END
-        pulls, count, live = self._pulls, len(self._pulls), self._live
+        pulls, count, live, weights = self._pulls, len(self._pulls), self._live, self.weights
         at, passed, pending = self._turn, 0, False  # `passed`: branches in a row that had nothing
         while passed < count and self._emitting:
             got = pulls[at]() if live[at] else END
             if type(got) is Item:
                 passed, pending, emits = 0, False, self.emit[at]
-                taken = self._taken + 1
-                if taken >= self.weights[at]:
+                self._taken += 1
+                if self._taken >= weights[at]:
                     at = self._turn = (at + 1) % count
-                    taken = 0
-                if taken != self._taken:
-                    self._taken = taken
+                    self._taken = 0
                 if emits:
                     return self.count(got)
                 if self.run.alarm.on:

@@ -61,8 +61,8 @@ class Engine:
         """Whether the calling thread is in the middle of moving an item: it is an operator's code that asks."""
         return self.driver == get_ident()
 
-    def next_value(self, thread: int) -> tuple[bool, Any]:
-        """(True, the next item's value), or (False, None) at the end of the run's flow; moved by the calling `thread`.
+    def next_value(self, thread: int) -> Any:
+        """The next item's value, or END at the end of the run's flow; moved by the calling `thread`.
 
         In the main thread it is called between `interrupts.enter()` and the end of that.
 
@@ -73,8 +73,13 @@ class Engine:
         try:
             item = self.next_item()
             if item is None:
-                return False, None
-            return True, (self._root_value(item) if item.value is MISSING else item.value)
+                return END
+            if item.value is not MISSING:
+                return item.value
+            inline = None if item.call is None else item.call.record.inline
+            if inline is not None and inline[0] is None:  # a plain number, which lies in its record
+                return inline[1][item.slot]
+            return self._root_value(item)
         finally:
             self.driver = None
 

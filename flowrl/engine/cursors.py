@@ -6,7 +6,7 @@ import enum
 from collections import deque
 from collections.abc import Iterator
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowrl.engine.failure import InNode
 from flowrl.engine.stage import Stage
@@ -15,6 +15,9 @@ from flowrl.engine.transport import unpack
 from flowrl.operator import ItemId
 from flowrl.ref import Info, Ref, oldest
 from flowrl.shapes import describe
+
+if TYPE_CHECKING:
+    from flowrl.engine.calls import Call
 
 
 class Signal(enum.Enum):
@@ -32,7 +35,7 @@ MISSING: Any = object()  # in place of a value that was not fetched
 class Item:
     """One item on the driver: a value, a reference, or one of an answer's; with where it came from."""
 
-    __slots__ = ("_ref", "call", "info", "origins", "slot", "value", "version")
+    __slots__ = ("_ref", "call", "info", "origins", "slot", "steps", "value", "version")
 
     def __init__(
         self, value: Any, ref: Ref[Any] | None, info: Info, origins: tuple[Any, ...], version: int | None,
@@ -40,6 +43,7 @@ class Item:
     ):  # fmt: skip
         self.value, self._ref, self.info, self.origins, self.version = value, ref, info, origins, version
         self.call, self.slot = call, slot
+        self.steps = info.env_steps  # which every node that it passes counts
 
     @property
     def ref(self) -> Ref[Any] | None:
@@ -77,6 +81,17 @@ def item_of_result(value: Any, origins: tuple[Any, ...], version: int | None) ->
     return Item(value, None, Info.of(value), origins, version)
 
 
+_new = object.__new__  # for what is made once an item: a call of the class takes longer than all its fields
+
+
+def item_of_answer(call: Call, slot: int, info: Info, origins: tuple[Any, ...]) -> Item:
+    """One of an answer's items; its value stays where it is."""
+    item: Item = _new(Item)
+    item.value, item._ref, item.info, item.origins, item.version = MISSING, None, info, origins, info.policy_version
+    item.call, item.slot, item.steps = call, slot, info.env_steps
+    return item
+
+
 class Cursor:
     """The base of all cursors."""
 
@@ -103,7 +118,7 @@ class Cursor:
         self.run.moved += 1
         stats = self.stats
         stats.items += 1
-        stats.steps += item.info.env_steps
+        stats.steps += item.steps
         if self._blocked_since is not None:
             self._unblocked()
         return item
@@ -112,7 +127,7 @@ class Cursor:
         """Counts an item that was handed on as it came from upstream."""
         stats = self.stats
         stats.items += 1
-        stats.steps += item.info.env_steps
+        stats.steps += item.steps
         if self._blocked_since is not None:
             self._unblocked()
         return item

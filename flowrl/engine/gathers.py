@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowrl.engine.calls import ANSWERED, ERROR, LOST, OUT, ActorState, Call
-from flowrl.engine.cursors import END, MISSING, PENDING, Cursor, Item, Signal
+from flowrl.engine.cursors import END, PENDING, Cursor, Item, Signal, item_of_answer
 from flowrl.errors import ActorDied
 from flowrl.failures import FailurePolicy, Ignore, Restart
 from flowrl.handles import ActorHandle
@@ -26,7 +26,7 @@ class ShardFeed:
     def __init__(self, state: ActorState, handle: ActorHandle[Any], key: str, node: str):
         self.state, self.handle, self.key, self.node = state, handle, key, node
         self.origins = (handle,)
-        self.items: deque[tuple[Item, bool]] = deque()  # with whether it is the last of its answer
+        self.items: deque[Item] = deque()
         self.calls: deque[Call] = deque()  # that are out, or answered before one that was asked earlier
         self.ended = False
         self.restarts = 0
@@ -79,7 +79,8 @@ class GatherCursor(Cursor):
         if not common and not self._takes_all_the_same(feed, call):
             return
         infos = call.infos
-        if call.record.deltas:
+        record = call.record
+        if record.deltas:
             self.note_metrics(feed, call)
         feed.place += 1
         if not infos:
@@ -87,13 +88,13 @@ class GatherCursor(Cursor):
         else:
             feed.state.given += feed.empty + 1
             feed.empty = 0
-        if feed.place >= feed.died_at:  # deaths are in a row until an answer gets beyond the last of them
+        if feed.restarts and feed.place >= feed.died_at:  # deaths are in a row until an answer gets beyond the last
             feed.restarts = 0
-        last = len(infos) - 1
-        for slot, info in enumerate(infos):
-            item = Item(MISSING, None, info, feed.origins, info.policy_version, call, slot)
-            feed.items.append((item, slot == last))
-        if call.record.ended and not feed.ended:
+        slot = 0
+        for info in infos:
+            feed.items.append(item_of_answer(call, slot, info, feed.origins))
+            slot += 1  # noqa: SIM113  # enumerate takes longer
+        if record.ended and not feed.ended:
             feed.ended = True
             self.run.accounts.merge([(self.name, None, "shards_ended", "sum", 1.0, 1.0)])
         self.came(feed, len(infos))
@@ -198,7 +199,7 @@ class SyncGatherCursor(GatherCursor):
             self._asked = False
             self._merge_noted()
             self._round.extend(feed for feed in self.feeds if feed.items)
-        return self.out(self._round.popleft().items.popleft()[0])
+        return self.out(self._round.popleft().items.popleft())
 
     def note_metrics(self, feed: ShardFeed, call: Call) -> None:
         # Merged when the round is whole, shard by shard: in the order of arrival, timing would change the numbers.
@@ -248,14 +249,17 @@ class AsyncGatherCursor(GatherCursor):
             if self._owed or feed.ended or feed.restarting or len(feed.calls) >= self.num_async:
                 self._owed[feed] = self._owed.get(feed, 0) + 1
                 self._ask_owed()
-            else:
-                self.ask(feed)
+            else:  # as `ask` does; this is once an item
+                call = self._pull(feed.state, feed.key, self.name, self.stats, feed, self._arrived)
+                feed.calls.append(call)
+                if call.state is not OUT:
+                    self.arrived(call)
         elif self._owed:
             self._ask_owed()
         if self._arrivals:
             feed = self._arrivals.popleft()
-            item, last = feed.items.popleft()
-            if last:
+            item = feed.items.popleft()
+            if item.slot == len(item.call.infos) - 1:  # the last of its answer
                 self._spent = feed
             return self.out(item)
         if all(feed.ended for feed in self.feeds):
@@ -283,5 +287,5 @@ class AsyncGatherCursor(GatherCursor):
             self.ask(feed)
 
     def resume(self, feed: ShardFeed) -> None:
-        unread = sum(last for _, last in feed.items) + (self._spent is feed)
+        unread = sum(item.slot == len(item.call.infos) - 1 for item in feed.items) + (self._spent is feed)
         self._owed[feed] = self.num_async - feed.out - unread

@@ -68,7 +68,7 @@ class StoreCursor(AskCursor):
             return Item(None if pending.make is None else pending.make(Info()), None, item.info, origins, version)
         got = super()._answered(pending, origins, version)
         self.limiter.stored(call.actor, rows, call.infos[0].metrics)
-        got.info = item.info
+        got.info, got.steps = item.info, item.steps
         return got
 
     def why_blocked(self) -> str | None:
