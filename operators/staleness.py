@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
+from flowrl.operator import Context
 from flowrl.ref import Info
 
+T = TypeVar("T")
 WINDOW = 100  # trainings over which the run's figures are taken
 
 
@@ -65,6 +67,27 @@ class Staleness:
             self._ages.subtract(self._trainings.popleft())
             self._ages = +self._ages
             self._counts.popleft()
+
+    def told(self, make: Callable[[Info], T], parts: Sequence[Info], ctx: Context, info: Info) -> T:
+        """`make` of a learner's answer, with `age` and `sample_reuse` of the training; recorded as ctx.metrics.
+
+        parts: what is known of each item that the training was on. What the answer publishes is one version on from
+        what the training began with; an answer that says 0 trained_steps has no training to tell of.
+        """
+        trained = [n for name, n in info.metrics.items() if name.rpartition("/")[2] == "trained_steps"]
+        if info.policy_version is None or trained == [0]:
+            return make(info)
+        ages = rows_by_age(parts, info.policy_version - 1)
+        self.trained(ages, sum(trained), ctx.report.agent_steps)
+        age, reuse = self.age, self.reuse
+        if age is not None:
+            ctx.metrics.last("policy_age_p50", age.p50)
+            ctx.metrics.last("policy_age_p95", age.p95)
+        if reuse is not None:
+            ctx.metrics.last("sample_reuse", reuse)
+        made: Any = make(info)
+        told: T = replace(made, age=Age.of(ages), sample_reuse=reuse)
+        return told
 
     @property
     def age(self) -> Age | None:

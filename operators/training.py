@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from flowrl.batch import Batch
 from flowrl.handles import ActorGroup, ActorHandle, Pending
 from flowrl.numbers import check_whole
 from flowrl.operator import AskOperator, Context
-from flowrl.operators.staleness import Age, Staleness, rows_by_age
+from flowrl.operators.staleness import Age, Staleness
 from flowrl.ref import Info, Ref
 
 
@@ -82,8 +82,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
                 raise ValueError(f"{name} must be at least 1, got {value!r}")
         if self.max_policy_lag is not None:
             check_whole("max_policy_lag", self.max_policy_lag, at_least=0)
-        if self.learner.count != 1:
-            raise ValueError(f"TrainOneStep trains one learner, group {self.learner.name!r} has {self.learner.count}")
+        check_one_learner("TrainOneStep", self.learner)
 
     def required_columns(self) -> frozenset[str]:
         """What the learner's loss needs."""
@@ -94,9 +93,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
 
     def actor_started(self, handle: ActorHandle[Any], ctx: Context) -> None:
         if handle in ctx.actors(self.learner):
-            environments = ctx.having("spaces")
-            if environments:
-                handle.ask("build", environments[0].ask("spaces"))
+            tell_spaces(handle, ctx)
 
     def open(self) -> None:
         self._staleness = Staleness()
@@ -111,9 +108,10 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
         if self.microbatch is not None:
             sizes["microbatch"] = self.microbatch
         pending = learner.ask("train", given, **sizes, env_steps=ctx.env_steps)
-        self._out.append(pending)
+        if self.max_policy_lag is not None:
+            self._out.append(pending)
         told = partial(TrainInfo.of, learner.name, given.info.env_steps, pending.ref)
-        return pending.made_from_info(partial(self._told, told, given.parts, ctx))
+        return pending.made_from_info(partial(self._staleness.told, told, given.parts, ctx))
 
     def _young(self, value: Ref[Batch], learner: ActorHandle[Any], ctx: Context) -> Ref[Batch] | None:
         """What is left of a batch without what would be too old when its training begins."""
@@ -130,26 +128,28 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
             ctx.metrics.add("dropped_items", len(value.parts) - (0 if given is None else len(given.parts)))
         return given
 
-    def _told(self, told: Callable[[Info], TrainInfo], parts: Sequence[Info], ctx: Context, info: Info) -> TrainInfo:
-        """What the learner's answer says, with the age of what it was trained on; recorded."""
-        trained = [n for name, n in info.metrics.items() if name.rpartition("/")[2] == "trained_steps"]
-        if info.policy_version is None or trained == [0]:  # without rows the version stands
-            return told(info)
-        ages = rows_by_age(parts, info.policy_version - 1)
-        self._staleness.trained(ages, sum(trained), ctx.report.agent_steps)
-        age, reuse = self._staleness.age, self._staleness.reuse
-        if age is not None:
-            ctx.metrics.last("policy_age_p50", age.p50)
-            ctx.metrics.last("policy_age_p95", age.p95)
-        if reuse is not None:
-            ctx.metrics.last("sample_reuse", reuse)
-        return replace(told(info), age=Age.of(ages), sample_reuse=reuse)
-
     def get_state(self) -> dict[str, Any]:
         return self._staleness.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._staleness.set_state(state)
+
+
+def check_one_learner(node: str, learner: ActorGroup[Any]) -> None:
+    """Nothing, if the group is of one actor.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if learner.count != 1:
+        raise ValueError(f"{node} trains one learner, group {learner.name!r} has {learner.count}")
+
+
+def tell_spaces(learner: ActorHandle[Any], ctx: Context) -> None:
+    """A learner that has just started is told the spaces of the graph's environments, to build its policy for them."""
+    environments = ctx.having("spaces")
+    if environments:
+        learner.ask("build", environments[0].ask("spaces"))
 
 
 def _needs(entry: Any) -> Any:

@@ -233,7 +233,7 @@ class Shard:
         self.pulls = 0
         self.shape: str | None = None
         self.shapes: list[str | None] = [None] * len(line.operators)
-        self.stages = [Stage(name, op, Context(name)) for name, op in line.operators]
+        self.stages = [Stage(name, op, Context(name, actor=instance)) for name, op in line.operators]
         for stage in self.stages:
             stage.open()
 

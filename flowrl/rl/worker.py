@@ -107,7 +107,7 @@ class RolloutWorker(AsksForActions):
         self._running = Running.fresh(num_envs)
         self._obs_N: Obs | None = None  # None: the next sample begins new episodes
         self._state: State = {}
-        self._steps_taken = 0
+        self._steps_taken = self.env_steps = 0
         self._epsilon: Epsilon = 0.0
         self.set_policy(policy)
 
@@ -163,6 +163,14 @@ class RolloutWorker(AsksForActions):
         self._check_policy(policy)
         self._net.set_weights(flat)
         self._flat, self._version = np.array(flat, np.float32), version
+
+    def get_weights(self) -> tuple[npt.NDArray[np.float32], int]:
+        """The flat weights that it acts with, and their version; the array is the worker's own, not to be changed."""
+        return self._flat, self._version
+
+    def set_env_steps(self, env_steps: int) -> None:
+        """Takes the run's count of environment steps, which schedules of what is computed here are functions of."""
+        self.env_steps = env_steps
 
     def set_policy(self, spec: PolicySpec, flat: npt.NDArray[np.float32] | None = None, version: int = 0) -> None:
         """Puts another policy in place; without weights it begins with its initial ones."""
