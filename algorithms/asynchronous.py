@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from flowrl import ActorGroup, Batch, Flow
+from flowrl import ActorGroup, Aggregator, Batch, Flow, actors
 from flowrl.algorithms.collecting import CollectingConfig, workers_of
-from flowrl.numbers import check_fields
+from flowrl.numbers import check_fields, check_whole
 from flowrl.operators import ConcatBatches, MixInReplay, ParallelRollouts, SendWeights, TrainOneStep
 from flowrl.operators.training import TrainInfo
 from flowrl.rl.schedules import Rate, check_rate
@@ -28,6 +28,14 @@ class AsynchronousConfig(CollectingConfig):
     """Learners; several share each batch and take the same steps, exchanging gradients."""
     in_flight: int = 2
     """Batches that are on their way to the learner at once."""
+    max_policy_lag: int | None = None
+    """Versions of the weights that may lie between acting and training at the most; fragments that are older are
+    dropped, and counted (`dropped_steps`). None: all are trained on."""
+    aggregators: int = 0
+    """Actors that join fragments on their way to the learner, which then fetches one object instead of `fan_in`; 0:
+    none. They pay with many workers on several machines."""
+    fan_in: int = 4
+    """Fragments that an aggregator joins."""
     replay_proportion: float = 0.0
     """Old fragments that are trained on again, for each new one (arXiv:1802.01561, section 5.2.2); 0: none."""
     replay_slots: int = 64
@@ -60,11 +68,13 @@ class AsynchronousConfig(CollectingConfig):
         sizes = [name for name in ("minibatch", "microbatch") if getattr(self, name) is not None]
         check_fields(
             self,
-            whole=("num_async", "batch_steps", "learners", "in_flight", "replay_slots", "epochs", *sizes),
+            whole=("num_async", "batch_steps", "learners", "in_flight", "fan_in", "replay_slots", "epochs", *sizes),
             positive=("max_grad_norm",),
             not_negative=("value_cost", "replay_proportion", "rho_clip", "c_clip"),
             fraction=("discount", "vtrace_lambda"),
         )
+        for name in ("aggregators", *(() if self.max_policy_lag is None else ("max_policy_lag",))):
+            check_whole(name, getattr(self, name), at_least=0)
         check_rate("learning_rate", self.learning_rate, above_0=True)
         check_rate("entropy_cost", self.entropy_cost, above_0=False)
 
@@ -84,7 +94,11 @@ class AsynchronousConfig(CollectingConfig):
 
 def fragments_of(cfg: AsynchronousConfig) -> Flow[Batch]:
     """Fragments (T, N) of the config's workers, as they are ready."""
-    return ParallelRollouts(workers_of(cfg, next_obs=True)).gather_async(num_async=cfg.num_async)
+    fragments = ParallelRollouts(workers_of(cfg, next_obs=True))
+    if cfg.aggregators:
+        aggregators = actors(Aggregator, count=cfg.aggregators, name="aggregators")
+        fragments = fragments.aggregate(aggregators, fan_in=cfg.fan_in)
+    return fragments.gather_async(num_async=cfg.num_async)
 
 
 def trained_on(fragments: Flow[Batch], cfg: AsynchronousConfig, learner: ActorGroup[Any]) -> Flow[TrainInfo]:
@@ -92,5 +106,5 @@ def trained_on(fragments: Flow[Batch], cfg: AsynchronousConfig, learner: ActorGr
     fragments = fragments.for_each(SendWeights(learner, to="origin"))
     if cfg.replay_proportion:
         fragments = fragments.for_each(MixInReplay(cfg.replay_slots, cfg.replay_proportion))
-    train = TrainOneStep(learner, cfg.epochs, cfg.minibatch, cfg.microbatch, cfg.in_flight)
+    train = TrainOneStep(learner, cfg.epochs, cfg.minibatch, cfg.microbatch, cfg.in_flight, cfg.max_policy_lag)
     return fragments.for_each(ConcatBatches(min_steps=cfg.batch_steps)).for_each(train)

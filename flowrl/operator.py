@@ -179,8 +179,8 @@ class AskOperator(Operator[In, Out]):
         """Whether an item whose call was lost is left out, where the failure policy of the dead actor goes on."""
         return False
 
-    def ask(self, value: Ref[Any], ctx: Context) -> Pending[Any]:
-        """The call for one item."""
+    def ask(self, value: Ref[Any], ctx: Context) -> Pending[Any] | None:
+        """The call for one item; None drops it, which the operator counts (`ctx.metrics`)."""
         raise NotImplementedError(f"{type(self).__name__} must define ask(self, value, ctx)")
 
 

@@ -14,6 +14,7 @@ from flowrl.batch import Batch, MultiAgentBatch
 from flowrl.handles import ActorGroup, ActorHandle, Pending
 from flowrl.numbers import check_whole
 from flowrl.operator import AskOperator, Context, Operator
+from flowrl.operators.staleness import Staleness
 from flowrl.operators.training import TrainInfo, check_one_learner, tell_spaces
 from flowrl.ref import Ref
 from flowrl.rl.gradient_batch import GRADIENTS, ROWS, Gradients
@@ -149,6 +150,8 @@ class ApplyGradients(AskOperator[Gradients, TrainInfo]):
     that an item came from are told the run's environment steps (`set_env_steps`, if they have it), which schedules in
     the loss are functions of there.
 
+    Metrics: policy_age_p50, policy_age_p95 and sample_reuse, as TrainOneStep has them.
+
     in_flight: gradients that are on their way to the learner at once.
     """
 
@@ -169,6 +172,7 @@ class ApplyGradients(AskOperator[Gradients, TrainInfo]):
 
     def open(self) -> None:
         self._count: frozenset[ActorHandle[Any]] | None = None  # those that can be told the steps
+        self._staleness = Staleness()
 
     def ask(self, value: Ref[Gradients], ctx: Context) -> Pending[TrainInfo]:
         learner = ctx.actors(self.learner)[0]
@@ -178,4 +182,11 @@ class ApplyGradients(AskOperator[Gradients, TrainInfo]):
             if handle in self._count:
                 handle.tell("set_env_steps", ctx.env_steps)
         pending = learner.ask("apply_gradients", value, env_steps=ctx.env_steps)
-        return pending.made_from_info(partial(TrainInfo.of, learner.name, value.info.env_steps, pending.ref))
+        told = partial(TrainInfo.of, learner.name, value.info.env_steps, pending.ref)
+        return pending.made_from_info(partial(self._staleness.told, told, value.parts, ctx))
+
+    def get_state(self) -> dict[str, Any]:
+        return self._staleness.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._staleness.set_state(state)

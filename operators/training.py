@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from flowrl.batch import Batch
 from flowrl.handles import ActorGroup, ActorHandle, Pending
-from flowrl.numbers import check_fields
+from flowrl.numbers import check_fields, check_whole
 from flowrl.operator import AskOperator, Context
 from flowrl.operators.in_step import TrainingGroup
+from flowrl.operators.staleness import Age, Staleness
 from flowrl.ref import Info, Ref
 
 
@@ -20,6 +22,9 @@ class TrainInfo:
     """What one call of the learner's `train` did; its weights stay in the object store (see SendWeights).
 
     learner: the actor. policy_version: of the weights that came out. env_steps: valid steps in the batch.
+    age: how many versions of the weights lay between acting and training, over the batch's rows; None where the items
+    do not say with which they were made. sample_reuse: rows trained on for each row that the run made, over the newest
+    100 trainings.
     metrics: `policy/name` to number. answer: a reference to what the learner's `train` answered, which is the Batch
     of `slots` and `priorities` for rows from a replay shard (see UpdatePriorities); None where it answered nothing.
     """
@@ -29,6 +34,8 @@ class TrainInfo:
     env_steps: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     answer: Ref[Any] | None = field(default=None, compare=False, repr=False)
+    age: Age | None = None
+    sample_reuse: float | None = None
 
     @staticmethod
     def of(learner: str, env_steps: int, answer: Ref[Any] | None, info: Info) -> TrainInfo:
@@ -38,7 +45,8 @@ class TrainInfo:
         return TrainInfo(learner, info.policy_version, env_steps, dict(info.metrics), given)
 
     def __reduce__(self) -> tuple[Any, ...]:  # a reference belongs to its run
-        return TrainInfo, (self.learner, self.policy_version, self.env_steps, self.metrics)
+        shown = (self.learner, self.policy_version, self.env_steps, self.metrics, None, self.age, self.sample_reuse)
+        return TrainInfo, shown
 
 
 @dataclass
@@ -56,6 +64,14 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
     that was joined is dealt out by its parts, those that a learner made itself to that one. A batch during which one
     of them died is given up (`rounds_lost`); whether the others go on without it, or with its successor, is for the
     failure policy of the flow that it is a source of, if it is one.
+
+    Metrics: policy_age_p50 and policy_age_p95, how many versions of the weights (`train` calls) lay between acting and
+    training, and sample_reuse, both over the newest 100 trainings; dropped_steps and dropped_items, where
+    `max_policy_lag` is set.
+
+    max_policy_lag: no row is trained on whose weights are more than so many versions behind those that its training
+        begins with; fragments that are older, calls that are out counted in, are dropped from the batch and counted
+        before the learner is asked, and a batch of which nothing is left is not trained on. None trains on everything.
     """
 
     learner: ActorGroup[Any]
@@ -64,6 +80,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
     microbatch: int | None = None
     in_flight: int = 1
     peer_timeout_s: float = 120.0
+    max_policy_lag: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("epochs", "in_flight", "minibatch", "microbatch"):
@@ -73,6 +90,8 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value!r}")
         check_fields(self, positive=("peer_timeout_s",))
+        if self.max_policy_lag is not None:
+            check_whole("max_policy_lag", self.max_policy_lag, at_least=0)
 
     @property
     def outlives_losses(self) -> bool:
@@ -81,9 +100,14 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
 
     def open(self) -> None:
         self._group = TrainingGroup(self.peer_timeout_s)
+        self._staleness = Staleness()
+        self._out: deque[Pending[Any]] = deque()  # calls that may not be answered yet
 
     def get_state(self) -> dict[str, Any]:
-        return {}  # the learners meet again
+        return self._staleness.get_state()  # of the group nothing: the learners meet again
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._staleness.set_state(state)
 
     def required_columns(self) -> frozenset[str]:
         """What the learner's loss needs."""
@@ -97,19 +121,29 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
             self._group.begin_anew()
             tell_spaces(handle, ctx)
 
-    def ask(self, value: Ref[Batch], ctx: Context) -> Pending[TrainInfo]:
+    def ask(self, value: Ref[Batch], ctx: Context) -> Pending[TrainInfo] | None:
+        learners = ctx.actors(self.learner)
+        if len(learners) > 1:
+            learners = ctx.living(self.learner) or learners
+        given = value if self.max_policy_lag is None else self._young(value, learners[0], ctx)
+        if given is None:
+            return None
         options: dict[str, Any] = {"epochs": self.epochs, "minibatch": self.minibatch}
         if self.microbatch is not None:
             options["microbatch"] = self.microbatch
         options["env_steps"] = ctx.env_steps
-        first, *more = ctx.actors(self.learner)
-        if more:
-            return self._ask_all(value, ctx, options)
-        pending = first.ask("train", value, **options)
-        return pending.made_from_info(partial(TrainInfo.of, first.name, value.info.env_steps, pending.ref))
+        if self.learner.count > 1:
+            pending, told = self._ask_all(given, learners, options)
+        else:
+            pending = learners[0].ask("train", given, **options)
+            told = partial(TrainInfo.of, learners[0].name, given.info.env_steps, pending.ref)
+        if self.max_policy_lag is not None:
+            self._out.append(pending)
+        return pending.made_from_info(partial(self._staleness.told, told, given.parts, ctx))
 
-    def _ask_all(self, value: Ref[Batch], ctx: Context, options: Mapping[str, Any]) -> Pending[TrainInfo]:
-        learners = ctx.living(self.learner) or ctx.actors(self.learner)
+    def _ask_all(
+        self, value: Ref[Batch], learners: Sequence[ActorHandle[Any]], options: Mapping[str, Any]
+    ) -> tuple[Pending[Any], Callable[[Info], TrainInfo]]:
         pending, others = self._group.ask(learners, value, options)
 
         def trained(info: Info) -> TrainInfo:
@@ -117,7 +151,22 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
             steps = value.info.env_steps if whole else 0
             return TrainInfo.of(learners[0].name, steps, pending.ref if whole else None, info)
 
-        return pending.made_from_info(trained)
+        return pending, trained
+
+    def _young(self, value: Ref[Batch], learner: ActorHandle[Any], ctx: Context) -> Ref[Batch] | None:
+        """What is left of a batch without what would be too old when its training begins."""
+        assert self.max_policy_lag is not None
+        while self._out and self._out[0].done:
+            self._out.popleft()
+        newest = ctx.published(learner)
+        # The calls that are out come first, and each makes one version.
+        least = (0 if newest is None else newest[0]) + len(self._out) - self.max_policy_lag
+        given = value.only(lambda part: part.policy_version is None or part.policy_version >= least)
+        if given is not value:
+            dropped = value.info.env_steps - (0 if given is None else given.info.env_steps)
+            ctx.metrics.add("dropped_steps", dropped)
+            ctx.metrics.add("dropped_items", len(value.parts) - (0 if given is None else len(given.parts)))
+        return given
 
 
 def check_one_learner(node: str, learner: ActorGroup[Any]) -> None:

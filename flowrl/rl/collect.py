@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,11 @@ from flowrl.rl.observations import MASK, NEXT_MASK, Obs
 from flowrl.rl.unroll import Unroll
 from flowrl.rl.view import View
 
+if TYPE_CHECKING:
+    from flowrl.rl.halves import HalvesView
 
-def first_obs(view: View, at_step: int) -> Obs:
+
+def first_obs(view: View | HalvesView, at_step: int) -> Obs:
     """The first observations (N, ...) of new episodes, seeded by the worker's step.
 
     Raises:

@@ -43,6 +43,7 @@ def make_vector_env(
     num_workers: int = 1,
     seeds: np.random.SeedSequence | None = None,
     recording: Recording | None = None,
+    first: int = 0,
 ) -> VectorSource:
     """`num_envs` copies of an environment as one.
 
@@ -55,6 +56,7 @@ def make_vector_env(
             of its own keeps its way.
         seeds: the stream that all environments are seeded from, each its own where that is possible.
         recording: a video of environment 0.
+        first: the place of the first copy, where these are a part of a worker's environments.
 
     Raises:
         UnknownEnvironment: no such id; names the nearest.
@@ -66,8 +68,8 @@ def make_vector_env(
     if num_envs < 1:
         raise ValueError(f"num_envs must be at least 1, got {num_envs}")
     seeds = np.random.SeedSequence() if seeds is None else seeds
-    own_seeds = env_seeds(seeds, num_envs)
-    contexts = tuple(EnvContext(worker_index, num_workers, i, seed) for i, seed in enumerate(own_seeds))
+    own_seeds = env_seeds(seeds, first + num_envs)[first:]
+    contexts = tuple(EnvContext(worker_index, num_workers, i, seed) for i, seed in enumerate(own_seeds, first))
     plan = Copies(describe(env), dict(env_kwargs or {}), contexts, options, recording)
 
     def build() -> VectorEnv[Any, Any, Any]:
@@ -81,7 +83,7 @@ def make_vector_env(
     try:
         check_spaces(Spaces(vector.single_observation_space, vector.single_action_space), f"environment {plan.name}")
         seeded = isinstance(env, str) and env.startswith(ENVPOOL)
-        return VectorSource(vector, None if seeded else seeds, plan.name, build)
+        return VectorSource(vector, None if seeded else seeds, plan.name, build, first)
     except ValueError:
         vector.close()
         raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import numpy.typing as npt
 
@@ -64,6 +66,9 @@ class Unroll:
         mask_N: (N, P), which may be taken. starts_N: (N,), where an episode begins, for a policy with memory.
         """
         params, values = self._step(t, obs_N, starts_N) if self.state_SN else self._forward(obs_N)
+        return self._chosen(t, params, values, mask_N)
+
+    def _chosen(self, t: int, params: Floats, values: Floats | None, mask_N: Mask | None) -> Array:
         if mask_N is not None:
             if self.masks_TN is None:
                 self.masks_TN = np.ones(self._params.shape, np.bool_)
@@ -89,6 +94,25 @@ class Unroll:
         for name, h_N in after.items():
             self.state_SN[name][t + 1] = h_N
         return params, values
+
+    def part(self, rows: slice) -> Unroll:
+        """The same unroll for some of its environments: what it acts stands in the arrays of the whole."""
+        part = copy.copy(self)
+        names = ["actions_TN", "_noise", "_params", "_values", *(("_explore", "_uniform") if self._explores else ())]
+        for name in names:
+            setattr(part, name, getattr(self, name)[:, rows])
+        part.state_SN = {name: h_SN[:, rows] for name, h_SN in self.state_SN.items()}
+        part.masks_TN = None if self.masks_TN is None else self.masks_TN[:, rows]
+        return part
+
+    def expects(self, *, masks: bool) -> None:
+        """Makes what is shared by all parts: there are masks, or none."""
+        if masks:
+            self.masks_TN = np.ones(self._params.shape, np.bool_)
+
+    def joined(self, part: Unroll) -> None:
+        """A part is filled."""
+        self._values_known = part._values_known
 
     def check(self) -> None:
         """Nothing, if the policy's outputs are finite.
@@ -116,8 +140,7 @@ class Unroll:
             last = {name: h_SN[-1] for name, h_SN in self.state_SN.items()}
             self._values[-1] = self._values_of(map_arrays(lambda x: x[-1], obs_SN), last, mask_N)
         else:
-            rows = map_arrays(lambda x: x.reshape(-1, *x.shape[2:]), obs_SN)
-            self._values = self._net.values(rows).reshape(self._values.shape)
+            self._values = self._all_values(rows_of(obs_SN)).reshape(self._values.shape)
         check_finite("values", self._values)
         return logp_TN, self._values
 
@@ -136,6 +159,9 @@ class Unroll:
             return None
         return np.take_along_axis(self._params, self.actions_TN[..., None], -1)[..., 0]
 
+    def _all_values(self, rows: Obs) -> Floats:
+        return self._net.values(rows)
+
     def _values_of(self, obs_N: Obs, state: State, mask: Mask | None) -> Floats:
         if not state and not self._net.greedy:
             return self._net.values(obs_N)
@@ -143,3 +169,9 @@ class Unroll:
             return masked(self._net.forward(obs_N)[0], mask).max(-1)
         params, values, _ = self._net.step(obs_N, state, np.zeros(num_rows(obs_N), np.bool_))
         return masked(params, mask).max(-1) if self._net.greedy else values
+
+
+def rows_of(obs_SN: Obs) -> Obs:
+    """Observations (T + 1, N, ...) as rows."""
+    rows: Obs = map_arrays(lambda x: x.reshape(-1, *x.shape[2:]), obs_SN)
+    return rows

@@ -36,7 +36,7 @@ class VectorSource:
     Arrays belong to the environment and change at the next call; final observations are copies.
 
     `seeds` is None where the environments were seeded when they were made. `remake` makes the vector
-    anew where a failure leaves it unusable.
+    anew where a failure leaves it unusable. `first` is the place of environment 0 where the copies are a part of more.
     """
 
     def __init__(
@@ -45,12 +45,14 @@ class VectorSource:
         seeds: np.random.SeedSequence | None,
         name: str,
         remake: Callable[[], Vector] | None = None,
+        first: int = 0,
     ):
         self.vector, self.name, self.num_envs = vector, name, int(vector.num_envs)
         self.spaces = Spaces(vector.single_observation_space, vector.single_action_space)
         self.info: Mapping[str, Any] = {}
         self._check = VectorCheck(self.spaces, self.num_envs, name)
-        self._seeds, self._remake, self._broken = seeds, remake, False
+        self._seeds, self._remake, self._first = seeds, remake, first
+        self._broken = False  # by a failure, or while a step is under way
         self.mode = self._autoreset_mode()
         self.phantom_rows = self.mode is AutoresetMode.NEXT_STEP
         self.frame_skip = _frame_skip(vector)
@@ -73,7 +75,7 @@ class VectorSource:
         if self._seeds is None:
             obs_N, self.info = self._check.reset(self._guarded(self.vector.reset))
             return obs_N
-        seeds = env_seeds(child(self._seeds, at_step), self.num_envs)
+        seeds = env_seeds(child(self._seeds, at_step), self._first + self.num_envs)[self._first :]
         apart = isinstance(self.vector.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         obs_N, self.info = self._check.reset(self._guarded(self.vector.reset, seed=seeds if apart else seeds[0]))
         return obs_N
@@ -89,6 +91,26 @@ class VectorSource:
             answer = self.vector.step(actions_N)
         except Exception as error:
             self._raise(error)
+        return self._stepped(answer)
+
+    def send(self, actions_N: Any) -> None:
+        """Begins one step of every environment, in processes of their own; `receive` waits for it."""
+        self._broken = True  # whoever resets them before that finds them in the middle of a step
+        try:
+            self.vector.step_async(actions_N)  # type: ignore[attr-defined]
+        except Exception as error:
+            self._raise(error)
+
+    def receive(self) -> tuple[Any, Any, Any, Any, list[tuple[int, Any]]]:
+        """What came of the step that was begun, as `step` gives it."""
+        try:
+            answer = self.vector.step_wait()  # type: ignore[attr-defined]
+        except Exception as error:
+            self._raise(error)
+        self._broken = False
+        return self._stepped(answer)
+
+    def _stepped(self, answer: Any) -> tuple[Any, Any, Any, Any, list[tuple[int, Any]]]:
         obs_N, rewards_N, terminated_N, truncated_N, self.info = self._check.step(answer)
         if self.phantom_rows:
             return obs_N, rewards_N, terminated_N, truncated_N, []

@@ -10,19 +10,19 @@ import numpy as np
 import numpy.typing as npt
 
 from flowrl.batch import Batch
-from flowrl.errors import add_note
-from flowrl.metrics import Listed, Moments, Sum
 from flowrl.ref import Answer
 from flowrl.rl.acting import State
-from flowrl.rl.collect import collect, columns_of, first_obs
+from flowrl.rl.collect import collect
 from flowrl.rl.envs import EnvSource, make_vector_env
 from flowrl.rl.envstate import freeze, thaw
 from flowrl.rl.epsilon import Epsilon, checked_epsilon, restored_epsilon
 from flowrl.rl.evaluation import EVALUATION_KEY, Evaluation, evaluate
 from flowrl.rl.fragment import Fragment, Running
+from flowrl.rl.halves import HalfSources, HalvesView, collect_in_halves
 from flowrl.rl.inference import Inference, make_inference
 from flowrl.rl.normalize import RewardScaling, RunningMoments
 from flowrl.rl.observations import Obs, map_arrays
+from flowrl.rl.remote import AsksForActions
 from flowrl.rl.spec import ACTOR_HEADS, PolicySpec, Spaces
 from flowrl.rl.unroll import Unroll
 from flowrl.rl.vector import VectorSource, child
@@ -34,7 +34,7 @@ COLUMNS = frozenset(("obs", "actions", "rewards", "terminated", "truncated", "va
 ENVS, ACTIONS, WEIGHTS = range(3)  # the worker's streams of random numbers, below its seed
 
 
-class RolloutWorker:
+class RolloutWorker(AsksForActions):
     """Steps `num_envs` copies of an environment with a policy; each `sample` is one fragment.
 
     Args:
@@ -48,6 +48,11 @@ class RolloutWorker:
         normalize_rewards: a discount; rewards are divided by the standard deviation of the return under it
             (`flowrl.rl.normalize.RewardScaling`).
         next_obs: whether batches have the column `next_obs`.
+        double_buffered: one half of the environments steps while the actions of the other are computed (Sample
+            Factory, arXiv:2006.11751). They must live in processes of their own (`EnvOptions(vector="async")`), else
+            there is nobody to step them meanwhile. The transitions are the same. It helps where a step and the
+            computing of its actions take about as long and cores are free for both; where environments are quick it
+            costs, for each half's actions are a pass of their own.
         index, count: which worker of how many; the engine gives them.
         seed: of all its random numbers (a SeedSequence is taken as this worker's own stream, an
             integer is combined with `index`); the engine gives it.
@@ -71,6 +76,7 @@ class RolloutWorker:
         reward_clip: float | None = None,
         normalize_rewards: float | None = None,
         next_obs: bool = False,
+        double_buffered: bool = False,
         index: int = 0,
         count: int = 1,
         seed: int | np.random.SeedSequence | None = None,
@@ -78,6 +84,12 @@ class RolloutWorker:
         for name, number in (("steps", steps), ("num_envs", num_envs)):
             if number < 1:
                 raise ValueError(f"{name} must be at least 1, got {number}")
+        if double_buffered and (num_envs % 2 or env_options.vector != "async"):
+            raise ValueError(
+                "double_buffered steps one half of the environments in processes of their own while the other waits "
+                "for actions: it needs an even num_envs and EnvOptions(vector='async'), got "
+                f"num_envs={num_envs} and vector={env_options.vector!r}"
+            )
         self._env, self._env_kwargs, self._env_options = env, env_kwargs, env_options
         self._index, self._count = index, count
         self._rewards = RewardScaling(num_envs, normalize_rewards, reward_clip)
@@ -86,7 +98,12 @@ class RolloutWorker:
             seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed, spawn_key=(index,))
         )
         self._rng = np.random.default_rng(child(self._stream, ACTIONS))
-        self._source = self._make_source(child(self._stream, ENVS))
+        seeds = child(self._stream, ENVS)
+        self._source = (
+            HalfSources(lambda copies, first: self._make_source(seeds, copies, first), num_envs)
+            if double_buffered
+            else self._make_source(seeds)
+        )
         self._running = Running.fresh(num_envs)
         self._obs_N: Obs | None = None  # None: the next sample begins new episodes
         self._state: State = {}
@@ -123,48 +140,13 @@ class RolloutWorker:
         """
         fragment = Fragment(self._steps, self._num_envs, self._view.layout)
         unroll = Unroll(self._net, self._steps, self._num_envs, self._rng, self._epsilon, self._state)
-        before, obs_N, self._obs_N = self._steps_taken, self._obs_N, None
-        try:
-            fragment.put(0, self._first_obs() if obs_N is None else obs_N)
-            collect(fragment, unroll, self._view)
-            valid_TN = fragment.close_rows(self._running, self._source.phantom_rows)
-            fragment.check(valid_TN, self._running, before)
-            columns = columns_of(fragment, unroll, self._view.mask_N, next_obs=self._next_obs)
-        except Exception as error:
-            add_note(
-                error,
-                f"in worker {self._index} of {self._count}, environment {self._source.name} (one of its "
-                f"{self._num_envs}), after {before + fragment.taken} vector steps",
-            )
-            raise
-        finally:
-            self._steps_taken = before + fragment.taken
-        returns, lengths = fragment.episodes(valid_TN, self._running)
-        self._obs_N = map_arrays(lambda array: array[-1], fragment.obs_SN)
-        self._state = {name: h_SN[-1] for name, h_SN in unroll.state_SN.items()}
-        metrics = {"episode_return": Listed(returns), "episode_length": Listed(lengths), "episodes": Sum(len(returns))}
-        env_steps = int(np.count_nonzero(valid_TN))
-        if self._source.frame_skip > 1:
-            metrics["frames"] = Sum(env_steps * self._source.frame_skip)
-        if self._rewards.active:
-            columns["rewards"] = self._scaled(fragment, valid_TN, metrics)
-        return Answer(
-            Batch({**columns, "valid": valid_TN}, time_major=True), metrics, self._version, env_steps=env_steps
-        )
-
-    def _scaled(
-        self, fragment: Fragment, valid_TN: npt.NDArray[np.bool_], metrics: dict[str, Any]
-    ) -> npt.NDArray[np.float32]:
-        done_TN = fragment.terminated_TN | fragment.truncated_TN
-        rewards_TN, added = self._rewards.scale(fragment.rewards_TN, done_TN, valid_TN)
-        if added is not None:
-            metrics["reward_moments"] = Moments(added.count, float(added.mean), float(added.m2))
-        return rewards_TN.astype(np.float32)
-
-    def _first_obs(self) -> Obs:
-        self._running = Running.fresh(self._num_envs)
-        self._rewards.begin()
-        return first_obs(self._view, self._steps_taken)
+        with self._located(fragment):
+            self._begin(fragment)
+            if isinstance(self._view, HalvesView):
+                collect_in_halves(fragment, unroll, self._view)
+            else:
+                collect(fragment, unroll, self._view)
+            return self._finished(fragment, unroll, self._version)
 
     # the policy
     def spaces(self) -> dict[str, Spaces]:
@@ -198,10 +180,15 @@ class RolloutWorker:
         self._net: Inference = net
         self._state = net.initial_state(self._num_envs)
         # A policy with memory needs to know where episodes begin.
-        view = View(self._source, net.actions, follow=bool(net.state_shapes))
+        follow = bool(net.state_shapes)
+        view: View | HalvesView = (
+            HalvesView(self._source, net.actions, follow=follow)
+            if isinstance(self._source, HalfSources)
+            else View(self._source, net.actions, follow=follow)
+        )
         if self._obs_N is not None:
             view.set_state(self._view.get_state())
-        self._view: View = view
+        self._view = view
         self._flat, self._version = np.array(initial if flat is None else flat, np.float32), version
         self._spec = spec
         self._judge: Inference | None = None
@@ -265,7 +252,7 @@ class RolloutWorker:
             "returns": self._running.returns_N.copy(),
             "lengths": self._running.lengths_N.copy(),
             "rewards": self._rewards.get_state(),
-            "envs": None if self._obs_N is None else freeze(self._source),
+            "envs": None if self._obs_N is None or isinstance(self._source, HalfSources) else freeze(self._source),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -284,7 +271,8 @@ class RolloutWorker:
         )
         self._rewards.set_state(state["rewards"])
         self._obs_N = None
-        if state["envs"] is None or len(state["ended"]) != self._num_envs:
+        # Halves are processes, which nobody can freeze.
+        if isinstance(self._source, HalfSources) or state["envs"] is None or len(state["ended"]) != self._num_envs:
             return
         thaw(self._source, state["envs"])
         self._obs_N = map_arrays(np.array, state["obs"])
@@ -296,13 +284,14 @@ class RolloutWorker:
         """Closes the environments; again does nothing."""
         self._source.close()
 
-    def _make_source(self, seeds: np.random.SeedSequence) -> VectorSource:
+    def _make_source(self, seeds: np.random.SeedSequence, copies: int | None = None, first: int = 0) -> VectorSource:
         return make_vector_env(
             self._env,
-            self._num_envs,
+            self._num_envs if copies is None else copies,
             env_kwargs=self._env_kwargs,
             options=self._env_options,
             worker_index=self._index,
             num_workers=self._count,
             seeds=seeds,
+            first=first,
         )

@@ -99,6 +99,22 @@ def test_replayed_fragments_are_trained_on_again() -> None:
     assert last.trained_steps > 1.6 * (last.env_steps - 8 * 16)
 
 
+def test_fragments_that_are_too_old_are_dropped() -> None:
+    for bound in (None, 1):
+        with run(small(num_async=6, max_policy_lag=bound).graph(), Local(), seed=0) as running:
+            training = running.step(20)[-1].nodes["TrainOneStep"]
+        assert (training["policy_age_p95"] <= 1) == (bound is not None)
+        assert (training.get("dropped_steps", 0) > 0) == (bound is not None)
+
+
+def test_aggregators_join_fragments_on_their_way() -> None:
+    with run(small(aggregators=2, fan_in=3).graph(), Local(), seed=0) as running:
+        running.step(5)
+        stats = running.stats()
+    assert stats.groups["aggregators"].calls >= 5
+    assert stats.nodes["aggregate"].steps >= 3 * stats.nodes["aggregate"].items
+
+
 def test_appo_tells_its_learner_when_the_target_follows() -> None:
     with run(small(APPOConfig, epochs=1, minibatch=None, target_every=3).graph(), Local(), seed=0) as running:
         learner = running.actors["learner"][0]
@@ -128,6 +144,8 @@ def test_the_config_is_the_graph(capsys: pytest.CaptureFixture[str]) -> None:
         ({"unroll": 0}, "unroll must be at least 1, got 0"),
         ({"minibatch": 0}, "minibatch must be at least 1, got 0"),
         ({"replay_proportion": -1.0}, r"replay_proportion must be at least 0, got -1.0"),
+        ({"max_policy_lag": -1}, "max_policy_lag must be at least 0, got -1"),
+        ({"aggregators": -1}, "aggregators must be at least 0, got -1"),
         ({"vtrace_lambda": 2.0}, r"vtrace_lambda must be at most 1, got 2.0"),
         ({"video_dir": "videos"}, "set evaluate_every_env_steps too"),
     ],
