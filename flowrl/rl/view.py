@@ -58,7 +58,12 @@ class View:
             ValueError: a mask that allows nothing, of another shape, or missing; names the environment.
             Whatever an environment raises.
         """
-        obs, rewards_N, terminated_N, truncated_N, finals = self._source.step(self._actions.to_env(actions_N))
+        return self.seen(*self._source.step(self._actions.to_env(actions_N)))
+
+    def seen(
+        self, obs: Any, rewards_N: Array, terminated_N: Array, truncated_N: Array, finals: list[tuple[int, Any]]
+    ) -> tuple[Obs, Array, Array, Array, list[tuple[int, Obs]]]:
+        """What `step` gives, of what the environments gave for the step."""
         if self._follow or self._masked:
             self._after(np.logical_or(terminated_N, truncated_N))
             if self._masked:

@@ -15,17 +15,18 @@ from flowrl.metrics import Listed, Moments, Sum
 from flowrl.ref import Answer
 from flowrl.rl.acting import State
 from flowrl.rl.collect import collect, columns_of, first_obs
-from flowrl.rl.envs import EnvSource, make_vector_env
+from flowrl.rl.envs import EnvSource, WorkersEnvironments
 from flowrl.rl.envstate import freeze, thaw
 from flowrl.rl.epsilon import Epsilon, checked_epsilon, restored_epsilon
 from flowrl.rl.evaluation import EVALUATION_KEY, Evaluation, evaluate
 from flowrl.rl.fragment import Fragment, Running
+from flowrl.rl.halves import HalvesView, check_double_buffer, view_of
 from flowrl.rl.inference import Inference, make_inference
 from flowrl.rl.normalize import RewardScaling, RunningMoments
 from flowrl.rl.observations import Obs, map_arrays
 from flowrl.rl.spec import ACTOR_HEADS, PolicySpec, Spaces
 from flowrl.rl.unroll import Unroll
-from flowrl.rl.vector import VectorSource, child
+from flowrl.rl.vector import child
 from flowrl.rl.view import View
 from flowrl.rl.wrappers import EnvOptions
 
@@ -78,7 +79,7 @@ class RolloutWorker:
         for name, number in (("steps", steps), ("num_envs", num_envs)):
             if number < 1:
                 raise ValueError(f"{name} must be at least 1, got {number}")
-        self._env, self._env_kwargs, self._env_options = env, env_kwargs, env_options
+        self._environments = WorkersEnvironments(env, num_envs, env_kwargs, env_options, index, count)
         self._index, self._count = index, count
         self._rewards = RewardScaling(num_envs, normalize_rewards, reward_clip)
         self._steps, self._num_envs, self._next_obs = steps, num_envs, next_obs
@@ -86,7 +87,7 @@ class RolloutWorker:
             seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed, spawn_key=(index,))
         )
         self._rng = np.random.default_rng(child(self._stream, ACTIONS))
-        self._source = self._make_source(child(self._stream, ENVS))
+        self._source = self._environments.to_sample(child(self._stream, ENVS))
         self._running = Running.fresh(num_envs)
         self._obs_N: Obs | None = None  # None: the next sample begins new episodes
         self._state: State = {}
@@ -99,6 +100,7 @@ class RolloutWorker:
         """The columns of `sample`'s batches, for these constructor arguments; nothing is constructed."""
         given = inspect.signature(cls).bind_partial(*args, **kwargs).arguments
         columns = COLUMNS | {"next_obs"} if given.get("next_obs", False) else COLUMNS
+        check_double_buffer(given.get("env_options", EnvOptions()), given.get("num_envs", 1))
         spec = given.get("policy", PolicySpec())
         memory = {"starts", "state"} if spec.recurrent else set()
         columns = columns - {"logp", "values", "next_values"} if spec.head in ACTOR_HEADS else columns
@@ -190,10 +192,10 @@ class RolloutWorker:
         self._net: Inference = net
         self._state = net.initial_state(self._num_envs)
         # A policy with memory needs to know where episodes begin.
-        view = View(self._source, net.actions, follow=bool(net.state_shapes))
+        view = view_of(self._source, net.actions, follow=bool(net.state_shapes))
         if self._obs_N is not None:
             view.set_state(self._view.get_state())
-        self._view: View = view
+        self._view: View | HalvesView = view
         self._flat, self._version = np.array(initial if flat is None else flat, np.float32), version
         self._spec = spec
         self._judge: Inference | None = None
@@ -238,7 +240,7 @@ class RolloutWorker:
         self._judge.set_weights(self._flat if weights is None else weights)
         stream = np.random.SeedSequence(seed, spawn_key=(EVALUATION_KEY,))
         who = f"an evaluation by worker {self._index}"
-        result = evaluate(self._judge, self._make_source, episodes, stream, deterministic=deterministic, who=who)
+        result = evaluate(self._judge, self._environments, episodes, stream, deterministic=deterministic, who=who)
         return Answer(result, policy_version=self._version if weights is None else version, env_steps=0)
 
     # its state and end
@@ -263,7 +265,8 @@ class RolloutWorker:
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Goes on from a state: the next sample is that of the worker that gave it, number for number.
 
-        Where it holds no environments, or other than `num_envs`, new episodes begin, with fresh seeds.
+        Where it holds no environments, other than `num_envs`, or only one of both has them in halves
+        (`EnvOptions.double_buffer`), new episodes begin, with fresh seeds.
 
         Raises:
             ValueError: the weights are not of this policy.
@@ -276,9 +279,8 @@ class RolloutWorker:
         )
         self._rewards.set_state(state["rewards"])
         self._obs_N = None
-        if state["envs"] is None or len(state["ended"]) != self._num_envs:
+        if state["envs"] is None or len(state["ended"]) != self._num_envs or not thaw(self._source, state["envs"]):
             return
-        thaw(self._source, state["envs"])
         self._obs_N = map_arrays(np.array, state["obs"])
         self._view.set_state(state["view"])
         self._state = {name: np.array(h_N) for name, h_N in state["state"].items()}
@@ -287,14 +289,3 @@ class RolloutWorker:
     def close(self) -> None:
         """Closes the environments; again does nothing."""
         self._source.close()
-
-    def _make_source(self, seeds: np.random.SeedSequence) -> VectorSource:
-        return make_vector_env(
-            self._env,
-            self._num_envs,
-            env_kwargs=self._env_kwargs,
-            options=self._env_options,
-            worker_index=self._index,
-            num_workers=self._count,
-            seeds=seeds,
-        )
