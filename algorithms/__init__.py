@@ -11,10 +11,14 @@ if __name__ != "flowrl.algorithms":
 from flowrl.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from flowrl.algorithms import apex, ddpg, dqn, ppo, r2d2, sac, td3
+    from flowrl.algorithms import a2c, a3c, apex, appo, ddpg, dqn, impala, ppo, r2d2, sac, td3
+    from flowrl.algorithms.a2c import A2CConfig
+    from flowrl.algorithms.a3c import A3CConfig
     from flowrl.algorithms.apex import ApexConfig
+    from flowrl.algorithms.appo import APPOConfig
     from flowrl.algorithms.ddpg import DDPGConfig
     from flowrl.algorithms.dqn import DQNConfig
+    from flowrl.algorithms.impala import IMPALAConfig
     from flowrl.algorithms.ppo import PPOConfig
     from flowrl.algorithms.r2d2 import R2D2Config
     from flowrl.algorithms.sac import SACConfig
@@ -23,22 +27,30 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "a2c": ("A2CConfig",),
+            "a3c": ("A3CConfig",),
             "apex": ("ApexConfig",),
+            "appo": ("APPOConfig",),
             "ddpg": ("DDPGConfig",),
             "dqn": ("DQNConfig",),
+            "impala": ("IMPALAConfig",),
             "ppo": ("PPOConfig",),
             "r2d2": ("R2D2Config",),
             "sac": ("SACConfig",),
             "td3": ("TD3Config",),
         },
-        modules=("apex", "ddpg", "dqn", "ppo", "r2d2", "sac", "td3"),
+        modules=("a2c", "a3c", "apex", "appo", "ddpg", "dqn", "impala", "ppo", "r2d2", "sac", "td3"),
     )
 
 # What `flowrl train NAME` and `flowrl.train("name")` know: a config class by the algorithm's name.
 CONFIGS = {
+    "a2c": "A2CConfig",
+    "a3c": "A3CConfig",
     "apex": "ApexConfig",
+    "appo": "APPOConfig",
     "ddpg": "DDPGConfig",
     "dqn": "DQNConfig",
+    "impala": "IMPALAConfig",
     "ppo": "PPOConfig",
     "r2d2": "R2D2Config",
     "sac": "SACConfig",
@@ -46,16 +58,24 @@ CONFIGS = {
 }
 
 __all__ = [
+    "A2CConfig",
+    "A3CConfig",
+    "APPOConfig",
     "ApexConfig",
     "DDPGConfig",
     "DQNConfig",
+    "IMPALAConfig",
     "PPOConfig",
     "R2D2Config",
     "SACConfig",
     "TD3Config",
+    "a2c",
+    "a3c",
     "apex",
+    "appo",
     "ddpg",
     "dqn",
+    "impala",
     "ppo",
     "r2d2",
     "sac",

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flowrl import ActorGroup, Batch, Flow, actor, rl
+from flowrl.algorithms.collecting import evaluated, workers_of
 from flowrl.algorithms.dqn import loss_of
-from flowrl.algorithms.evaluation import evaluated
-from flowrl.algorithms.value_based import DistributedConfig, replay_of, target_updates, workers_of
+from flowrl.algorithms.replaying import replay_of
+from flowrl.algorithms.value_based import DistributedConfig, target_updates
 from flowrl.operators import (
     InitialPriorities,
     NStep,
@@ -61,7 +62,7 @@ class ApexConfig(DistributedConfig):
 
 def graph(cfg: ApexConfig) -> Flow[Summary]:
     """Ape-X: priorities come from the workers, and experience goes from actor to actor without passing the driver."""
-    workers, replay = workers_of(cfg), replay_of(cfg, prioritized=True)
+    workers, replay = workers_of(cfg, next_obs=True), replay_of(cfg, prioritized=True)
     learner = actor(
         rl.Learner, cfg.policy, loss_of(cfg.policy, double=cfg.double, huber=cfg.huber),
         learning_rate=cfg.learning_rate, max_grad_norm=cfg.max_grad_norm, adam_eps=1e-8, name="learner",

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flowrl import ActorGroup, Batch, Flow, actor, rl
-from flowrl.algorithms.evaluation import evaluated
-from flowrl.algorithms.value_based import ValueConfig, replay_of, target_updates, workers_of
+from flowrl.algorithms.collecting import evaluated, workers_of
+from flowrl.algorithms.replaying import replay_of
+from flowrl.algorithms.value_based import ValueConfig, target_updates
 from flowrl.operators import (
     NStep,
     ParallelRollouts,
@@ -68,7 +69,7 @@ class DQNConfig(ValueConfig):
 
 def graph(cfg: DQNConfig) -> Flow[Summary]:
     """DQN: workers store what they see in replay shards, and the learner trains on what it draws from them."""
-    workers, replay = workers_of(cfg), replay_of(cfg, prioritized=cfg.prioritized)
+    workers, replay = workers_of(cfg, next_obs=True), replay_of(cfg, prioritized=cfg.prioritized)
     learner = actor(
         rl.Learner, cfg.policy, loss_of(cfg.policy, double=cfg.double, huber=cfg.huber),
         learning_rate=cfg.learning_rate, max_grad_norm=cfg.max_grad_norm, adam_eps=1e-8, name="learner",

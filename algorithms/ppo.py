@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from flowrl import ActorGroup, Batch, Flow, actor, actors, rl
-from flowrl.algorithms.evaluation import check_evaluation, evaluated
+from flowrl import ActorGroup, Batch, Flow, actor, rl
+from flowrl.algorithms.collecting import CollectingConfig, evaluated, workers_of
 from flowrl.numbers import check_fields
 from flowrl.operators import (
     AddAdvantages,
@@ -24,29 +23,15 @@ from flowrl.rl.schedules import Rate, check_rate
 
 
 @dataclass(frozen=True)
-class PPOConfig:
+class PPOConfig(CollectingConfig):
     """The settings of PPO. The defaults are tuned to solve CartPole-v1 soon on two cores; harder environments want a
     smaller learning_rate (3e-4) and a larger gae_lambda (0.95)."""
 
-    env: Any = "CartPole-v1"
-    """A Gymnasium id, a factory, or "package.module:Name"."""
-    env_kwargs: Mapping[str, Any] | None = None
-    """Keyword arguments of the environment."""
-    env_options: rl.EnvOptions = field(default_factory=rl.EnvOptions)
-    """Wrappers, frame skip and stack, Atari's preprocessing; whether copies run in this process or in their own."""
-    policy: rl.PolicySpec = field(default_factory=rl.PolicySpec)
-    """What the policy is made of."""
-    num_workers: int = 2
-    """Rollout workers: the shards of the graph."""
-    envs_per_worker: int = 8
-    """Copies of the environment that a worker steps together."""
     unroll: int = 128
     """Steps of each environment in a fragment."""
     batch_steps: int = 1900
     """Environment steps that are trained on together, at least. One round gives 2 × 8 × 128 rows, of which those that
     only reset an environment are no steps; a little less than a round therefore trains once a round."""
-    reward_clip: float | None = None
-    """Rewards are clipped to ± this for training; returns are reported raw."""
     normalize_rewards: bool = False
     """Rewards are divided by the standard deviation of the discounted return of all workers."""
     epochs: int = 8
@@ -73,17 +58,12 @@ class PPOConfig:
     """Training on a batch ends when the policy has moved further than this (KL divergence); None: after all epochs."""
     max_grad_norm: float = 0.5
     """The gradient's global norm is clipped to it."""
-    evaluate_every_env_steps: int | None = None
-    """Evaluate after so many environment steps again and again, on an actor of its own; None: never."""
-    evaluate_episodes: int = 20
-    """Episodes of an evaluation, played with the most probable actions."""
-    video_dir: str | None = None
-    """Where each evaluation leaves a video of its first episode; needs the extra `video`."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_fields(
             self,
-            whole=("num_workers", "envs_per_worker", "unroll", "batch_steps", "epochs", "minibatch"),
+            whole=("batch_steps", "epochs", "minibatch"),
             positive=("max_grad_norm",),
             not_negative=("value_cost",),
             fraction=("discount", "gae_lambda"),
@@ -91,7 +71,6 @@ class PPOConfig:
         check_rate("learning_rate", self.learning_rate, above_0=True)
         check_rate("clip", self.clip, above_0=True)
         check_rate("entropy_cost", self.entropy_cost, above_0=False)
-        check_evaluation(self)
 
     def graph(self) -> Flow[Summary]:
         """The whole algorithm as a flow of summaries."""
@@ -100,11 +79,7 @@ class PPOConfig:
 
 def graph(cfg: PPOConfig) -> Flow[Summary]:
     """PPO with a clipped surrogate (arXiv:1707.06347)."""
-    workers = actors(
-        rl.RolloutWorker, cfg.env, cfg.policy, steps=cfg.unroll, num_envs=cfg.envs_per_worker,
-        env_kwargs=cfg.env_kwargs, env_options=cfg.env_options, reward_clip=cfg.reward_clip,
-        normalize_rewards=cfg.discount if cfg.normalize_rewards else None, count=cfg.num_workers, name="workers",
-    )  # fmt: skip
+    workers = workers_of(cfg, normalize_rewards=cfg.discount if cfg.normalize_rewards else None)
     learner = actor(
         rl.Learner, cfg.policy,
         rl.losses.PPOLoss(cfg.clip, cfg.value_cost, cfg.entropy_cost, clip_value=cfg.clip_value),

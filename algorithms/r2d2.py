@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from flowrl import Flow, actor, rl
 from flowrl.algorithms.apex import learn
-from flowrl.algorithms.evaluation import evaluated
-from flowrl.algorithms.value_based import DistributedConfig, replay_of, workers_of
+from flowrl.algorithms.collecting import evaluated, workers_of
+from flowrl.algorithms.replaying import replay_of
+from flowrl.algorithms.value_based import DistributedConfig
 from flowrl.numbers import check_fields, check_whole
 from flowrl.operators import NStep, ParallelRollouts, ReportMetrics, Summary
 from flowrl.rl.schedules import Rate
@@ -67,7 +68,7 @@ class R2D2Config(DistributedConfig):
 
 def graph(cfg: R2D2Config) -> Flow[Summary]:
     """R2D2: workers store what they remember beside what they see, and the learner replays sequences from there."""
-    workers = workers_of(cfg)
+    workers = workers_of(cfg, next_obs=True)
     replay = replay_of(cfg, prioritized=True, sequence=cfg.sequence, period=cfg.period)
     learner = actor(
         rl.Learner, cfg.policy,

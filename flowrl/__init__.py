@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from flowrl.operator import AskOperator, Context, Operator
     from flowrl.ref import Answer, Info, Ref
     from flowrl.rl.saved import load_policy
-    from flowrl.sources import from_actors, from_items, from_iterable, from_iterators
+    from flowrl.sources import Aggregator, from_actors, from_items, from_iterable, from_iterators
     from flowrl.training import TrainResult, train
 else:
     __getattr__, __dir__ = lazy_names(
@@ -54,7 +54,7 @@ else:
             "operator": ("AskOperator", "Context", "Operator"),
             "ref": ("Answer", "Info", "Ref"),
             "rl.saved": ("load_policy",),
-            "sources": ("from_actors", "from_items", "from_iterable", "from_iterators"),
+            "sources": ("Aggregator", "from_actors", "from_items", "from_iterable", "from_iterators"),
             "training": ("TrainResult", "train"),
         },
         modules=("algorithms", "operators", "rl", "testing"),
@@ -66,6 +66,7 @@ __all__ = [
     "ActorDied",
     "ActorGroup",
     "ActorHandle",
+    "Aggregator",
     "Answer",
     "AskOperator",
     "Batch",

@@ -10,6 +10,7 @@ from flowrl import functions, graph
 from flowrl.errors import GraphError
 from flowrl.operator import AskOperator
 from flowrl.pacing import Pacing
+from flowrl.sources import Aggregator
 
 if TYPE_CHECKING:
     from flowrl.handles import ActorGroup
@@ -58,6 +59,9 @@ def _along(
                 now.setdefault(group, []).append(above[0])
         elif isinstance(node, graph.Unite):
             known[node] = _common([cols for cols, out in zip(above, node.emit, strict=True) if out])
+        elif isinstance(node, graph.Aggregate):
+            own = getattr(node.group.actor_class, "aggregate", None)
+            known[node] = above[0] if own is Aggregator.aggregate else None
         elif isinstance(node, graph.Merge):
             known[node] = _common(above)
         else:

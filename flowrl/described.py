@@ -33,6 +33,8 @@ class Described:
         for node in self.nodes:
             if isinstance(node, graph.Shards):
                 places[node] = (graph.source_group(node, self.groups),)
+            elif isinstance(node, graph.Aggregate):
+                places[node] = (graph.full_name(node, node.group, self.groups),)
             elif isinstance(node, graph.Gather):
                 places[node] = ()
             else:
@@ -51,7 +53,10 @@ class Described:
         if isinstance(node, graph.Shards):
             args = ", ".join(self._value(node, arg) for arg in node.args)
             method = node.method if isinstance(node.method, str) else functions.label_of(node.method)
-            return f"{class_name(node.group)}.{method}({args})"
+            served = "" if node.served_by is None else f", served by {self._value(node, node.served_by)}"
+            return f"{class_name(node.group)}.{method}({args}){served}"
+        if isinstance(node, graph.Aggregate):
+            return f"{class_name(node.group)}.aggregate, fan_in={node.fan_in}"
         if isinstance(node, graph.Replay):
             beta = "" if node.beta is None else f", beta={self._value(node, node.beta)}"
             return f"{self._value(node, node.group)}, batch={node.batch}, batches={node.batches}{beta}"
@@ -102,6 +107,8 @@ class Described:
         if isinstance(node, graph.Gather):
             held = [f"num_async={node.num_async}"] if node.mode == "async" else []
             return [*held, f"on_failure={_failure(node.on_failure)}"]
+        if isinstance(node, graph.Aggregate):
+            return [f"in_flight={node.in_flight} an actor, or a round"]
         if isinstance(node, graph.Duplicate):
             return [f"max_lag={node.max_lag}", f"overflow={node.overflow!r}"]
         if isinstance(node, graph.Replay):
@@ -124,6 +131,8 @@ class Described:
         """The groups that the node's operator holds, and so may message: (full name, the field or "" for a closure)."""
         if isinstance(node, graph.Replay):
             return [(self._group_name(node, node.group), "group")]
+        if isinstance(node, graph.Shards) and node.served_by is not None:
+            return [(self._group_name(node, node.served_by), "served_by")]
         if not isinstance(node, graph.Apply):
             return []
         return [
@@ -133,7 +142,9 @@ class Described:
 
     def asks(self, node: graph.Node) -> bool:
         """Whether the node awaits answers of an actor."""
-        return isinstance(node, graph.Replay) or (isinstance(node, graph.Apply) and isinstance(node.op, AskOperator))
+        return isinstance(node, graph.Replay | graph.Shards) or (
+            isinstance(node, graph.Apply) and isinstance(node.op, AskOperator)
+        )
 
     def _group_name(self, node: graph.Node, group: ActorGroup[Any]) -> str:
         return graph.full_name(node, group, self.groups)

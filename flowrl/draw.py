@@ -77,6 +77,8 @@ def _actors(drawn: Described, backend: Backend | None) -> list[str]:
     for node in drawn.nodes:
         if isinstance(node, graph.Shards):
             roles[drawn.runs_in[node][0]].append(f"source of {drawn.names[node]}")
+        if isinstance(node, graph.Aggregate):
+            roles[drawn.runs_in[node][0]].append(f"joins in {drawn.names[node]}")
         for name, option in drawn.held(node):
             role = "asked" if drawn.asks(node) else f"held as `{option}`" if option else "held"
             roles[name].append(f"{role} by {drawn.names[node]}")

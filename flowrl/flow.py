@@ -10,12 +10,12 @@ from flowrl.chained import Chained, as_operator, at_least_one, called
 from flowrl.errors import GraphError
 from flowrl.failures import FailurePolicy, Ignore, Raise, Restart
 from flowrl.given import whole
+from flowrl.handles import ActorGroup, ActorHandle
 from flowrl.operator import AskOperator, Context, Operator
 from flowrl.places import calling_place
 
 if TYPE_CHECKING:
     from flowrl.batch import Batch
-    from flowrl.handles import ActorHandle
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -150,7 +150,39 @@ class ParallelFlow(Chained[T]):
                     f"union joins parallel flows, got {type(other).__name__}; for gathered flows use Union"
                 )
         upstream = (self._node, *(other._node for other in others))
+        for above in upstream:
+            if others and any(isinstance(node, graph.Aggregate) for node in graph.walk(above)):
+                raise GraphError("union joins shards of sources: aggregate behind the union, not before it")
         return ParallelFlow(graph.Merge(upstream=upstream, label="union", where=calling_place()))
+
+    def aggregate(self, group: ActorGroup[Any], *, fan_in: int, name: str | None = None) -> ParallelFlow[T]:
+        """One item out of `fan_in`, joined in the actors of a group, which run the operators behind it.
+
+        The driver routes references: no payload passes through it, and whoever takes the joined item fetches one
+        object instead of many. Behind gather_sync each round is joined in the order of the shards, its last item of
+        what is left; behind gather_async whichever items come first are joined, so a slow shard holds nobody up. The
+        joined item has the origins of all its parts and their oldest version. Aggregations may follow each other.
+
+        group: of `flowrl.Aggregator`, or of a class with `aggregate(item)`, which gets the joined item. The gather's
+            failure policy covers its actors too; what a dead one was joining is joined again by another.
+        """
+        if not isinstance(group, ActorGroup):
+            raise GraphError(f"aggregate needs a group made by flowrl.actors(flowrl.Aggregator, ...), got {group!r}")
+        cls = group.actor_class
+        if isinstance(cls, type) and not callable(getattr(cls, "aggregate", None)):
+            raise GraphError(f"aggregate: {cls.__name__} (group {group.name!r}) has no method aggregate()")
+        if name is not None and (not isinstance(name, str) or not name or "/" in name):
+            raise GraphError(f"a node's name must be a non-empty string without '/', got {name!r}")
+        return ParallelFlow(
+            graph.Aggregate(
+                upstream=(self._node,),
+                label="aggregate",
+                explicit=name,
+                where=calling_place(),
+                group=group,
+                fan_in=at_least_one("aggregate", "fan_in", fan_in),
+            )
+        )
 
     def gather_sync(self, *, on_failure: FailurePolicy | None = None) -> Flow[T]:
         """One item of each shard a round, in the order of the shards, behind a barrier."""

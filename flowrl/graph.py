@@ -54,12 +54,19 @@ class Iterate(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Shards(Node):
-    """A source in each actor of a group: a pull calls `method` once."""
+    """A source in each actor of a group: a pull calls `method` once.
+
+    served_by: a group whose actors answer the questions (`flowrl.ref.Query`) that the source asks on the way to an
+    item. Their `serve(names, *questions)` gives a list of answers, and the source's method `takes` gets it and the
+    place of its own in it.
+    """
 
     lives = "in shards"
     group: ActorGroup[Any]
     method: str | Callable[..., Any]
     args: tuple[Any, ...] = ()
+    served_by: ActorGroup[Any] | None = None
+    takes: str | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -67,6 +74,16 @@ class Merge(Node):
     """The shards of several parallel flows, side by side."""
 
     lives = "in shards"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Aggregate(Node):
+    """Items of `fan_in` shards joined in an actor of a group, which is the shard from here on."""
+
+    lives = "in shards"
+    group: ActorGroup[Any]
+    fan_in: int
+    in_flight: ClassVar[int] = 2  # joined items an actor that are out, or have come and were not given out, if not sync
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -193,9 +210,11 @@ def groups_of(root: Node) -> dict[str, ActorGroup[Any]]:
 
 
 def messaged(node: Node) -> list[ActorGroup[Any]]:
-    """The groups that a node may message without being their shards' source."""
-    if isinstance(node, Replay):
+    """The groups that a node messages without being their shards' source."""
+    if isinstance(node, Replay | Aggregate):
         return [node.group]
+    if isinstance(node, Shards):
+        return [] if node.served_by is None else [node.served_by]
     return held_groups(node.op) if isinstance(node, Apply) else []
 
 
@@ -236,17 +255,28 @@ def groups_clash(name: str, one: ActorGroup[Any], other: ActorGroup[Any]) -> str
     )
 
 
-def shard_paths(node: Node) -> list[tuple[Shards, list[Apply]]]:
-    """Each source below a gather, with the operators between."""
+def shard_paths(node: Node) -> list[tuple[Shards | Aggregate, list[Apply]]]:
+    """Each source below a gather (or an aggregation, which is the only one then), with the operators between."""
     operators: list[Apply] = []
     while isinstance(node, Apply):
         operators.append(node)
         node = node.upstream[0]
     operators.reverse()
-    if isinstance(node, Shards):
+    if isinstance(node, Shards | Aggregate):
         return [(node, operators)]
     assert isinstance(node, Merge), node
     return [(source, path + operators) for up in node.upstream for source, path in shard_paths(up)]
+
+
+def aggregations(node: Node) -> list[Aggregate]:
+    """The aggregations below a gather, the last first."""
+    found: list[Aggregate] = []
+    while True:
+        source, _ = shard_paths(node)[0]
+        if not isinstance(source, Aggregate):
+            return found
+        found.append(source)
+        node = source.upstream[0]
 
 
 def path_to(node: Node, names: Mapping[Node, str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from flowrl import functions, graph
@@ -60,6 +60,9 @@ def worst_lags(root: graph.Node, names: Mapping[graph.Node, str]) -> list[Lag]:
         from_iterable: J
         Replay:        J + in_flight - 1
 
+    and behind an aggregation of fan_in items in A actors, 2 joined items for each of which may be held, the J of its
+    shards is (J + 2 · A - 1) · fan_in behind gather_async; behind gather_sync a round has ⌈S / fan_in⌉ joined items.
+
     and the worst path counts. Where a shard's operators may give several results a step, the unit is a shard's answer.
     """
     held = _held_behind(root, names)
@@ -79,20 +82,26 @@ def worst_lags(root: graph.Node, names: Mapping[graph.Node, str]) -> list[Lag]:
 
 
 def _of_gather(node: graph.Gather, behind: Held, names: Mapping[graph.Node, str]) -> Lag:
-    paths = graph.shard_paths(node.upstream[0])
+    joined = graph.aggregations(node.upstream[0])
+    paths = graph.shard_paths(joined[-1].upstream[0] if joined else node.upstream[0])
     source = ", ".join(dict.fromkeys(names[found] for found, _ in paths))
-    single = all(_at_most_one(step) for _, steps in paths for step in steps)
+    steps = [step for above in (node, *joined) for _, path in graph.shard_paths(above.upstream[0]) for step in path]
+    single = all(_at_most_one(step) for step in steps)
     shards = sum(found.group.count for found, _ in paths)
     unit = "item" if single else "answer"
     why = list(behind.why)
     if not single:
         why.append("an answer holds all results of one step")
     if node.mode == "async":
+        for found in joined:
+            held = found.in_flight * found.group.count
+            behind = replace(behind, items=(behind.items + held - 1) * found.fan_in)
+            why.append(f"{names[found]}: {held} joined items of {found.fan_in}")
         why.insert(0, f"{names[node]}: num_async={node.num_async} × {shards} shards, less the item consumed")
         return Lag(source, behind.items + node.num_async * shards - 1, behind.others, unit, "; ".join(why))
     if behind:
         why.insert(0, f"{names[node]} asks for whole rounds of {shards}")
-        late = _whole_rounds(behind, shards)
+        late = _whole_rounds(behind, shards, joined)
     else:
         next_one = "round k+1" if single else "the next answer of each shard"
         why.insert(0, f"a message sent while consuming round k precedes {next_one}")
@@ -100,10 +109,13 @@ def _of_gather(node: graph.Gather, behind: Held, names: Mapping[graph.Node, str]
     return Lag(source, late, behind.others, unit, "; ".join(why))
 
 
-def _whole_rounds(behind: Held, shards: int) -> int:
+def _whole_rounds(behind: Held, shards: int, joined: Sequence[graph.Aggregate]) -> int:
+    outputs, parts = shards, 1  # that leave the last node in a round; of how many items each is made at most
+    for found in reversed(joined):
+        outputs, parts = -(-outputs // found.fan_in), parts * found.fan_in
     if behind.others or behind.thinned:
-        return behind.items + shards - 1
-    return shards * -(-behind.items // shards)
+        return behind.items * parts + shards - 1
+    return shards * -(-behind.items // outputs)
 
 
 def _held_behind(root: graph.Node, names: Mapping[graph.Node, str]) -> dict[graph.Node, Held]:

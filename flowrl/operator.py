@@ -28,13 +28,14 @@ class ItemId(NamedTuple):
 class Context:
     """What an operator is told about the item at hand, and what it may say."""
 
-    __slots__ = ("_emitted", "_run", "env_steps", "item_id", "metrics")
+    __slots__ = ("_actor", "_emitted", "_run", "env_steps", "item_id", "metrics")
 
-    def __init__(self, node: str = "", run: Any = None):
+    def __init__(self, node: str = "", run: Any = None, actor: Any = None):
         self.metrics = Recorder(node)
         self.item_id = ItemId(-1)
         self.env_steps = 0  # of the whole run, at the driver; what schedules are functions of
         self._run = run
+        self._actor = actor
         self._emitted: list[tuple[Any, tuple[ItemId, ...]]] = []
 
     @property
@@ -47,6 +48,20 @@ class Context:
     def policy_version(self) -> int | None:
         """The oldest version of the weights that made this item."""
         return self.item_id.policy_version
+
+    @property
+    def actor(self) -> Any:
+        """In a shard: the actor's own object, whose source this operator stands behind (a RolloutWorker, say).
+
+        Raises:
+            RuntimeError: on the driver, where there are only handles.
+        """
+        if self._actor is None:
+            raise RuntimeError(
+                "ctx.actor is for operators inside a shard; this one runs on the driver: put it before the gather, or "
+                "message the actor (ctx.origins, ctx.actors(group))"
+            )
+        return self._actor
 
     def actors(self, group: ActorGroup[Any]) -> tuple[ActorHandle[Any], ...]:
         """The live handles of a group.
@@ -159,8 +174,8 @@ class AskOperator(Operator[In, Out]):
         """How many calls may be out: the field `in_flight` where the operator has one, else 1."""
         return int(getattr(self, "in_flight", 1))
 
-    def ask(self, value: Ref[Any], ctx: Context) -> Pending[Any]:
-        """The call for one item."""
+    def ask(self, value: Ref[Any], ctx: Context) -> Pending[Any] | None:
+        """The call for one item; None drops it, which the operator counts (`ctx.metrics`)."""
         raise NotImplementedError(f"{type(self).__name__} must define ask(self, value, ctx)")
 
 

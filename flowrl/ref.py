@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -114,6 +114,16 @@ def _whole(name: str, value: Any) -> int:
         raise TypeError(f"Answer({name}=...) must be a whole number or None, got {value!r}") from None
 
 
+@dataclass(frozen=True)
+class Query(Generic[T]):
+    """What the method of a served source returns in place of an item: a question to the group that serves it.
+
+    The driver has the server answer it, many of them at a time, and hands the answer on (`graph.Shards.takes`).
+    """
+
+    payload: T
+
+
 class Leaf:
     """One stored payload, or a value that the driver itself holds.
 
@@ -155,7 +165,18 @@ class Ref(Generic[T]):
         if len(refs) == 1:
             return refs[0]
         fetch = next((ref._fetch for ref in refs if ref._fetch is not None), None)
-        return Ref(Joined(tuple(ref._tree for ref in refs)), Info.total(ref.info for ref in refs), fetch)
+        infos = tuple([ref.info for ref in refs])
+        return Ref(Joined(tuple([ref._tree for ref in refs]), infos), Info.total(infos), fetch)
+
+    @property
+    def parts(self) -> tuple[Info, ...]:
+        """What is known of each item that this one was joined of; of one that was not, its own Info alone."""
+        return tuple(_parts(self._tree, self.info))
+
+    def only(self, keep: Callable[[Info], bool]) -> Ref[T] | None:
+        """This item without those parts that `keep` refuses; None where it refuses all. Deferred operators stay."""
+        kept = _only(self._tree, self.info, keep)
+        return None if kept is None else self if kept[0] is self._tree else Ref(*kept, self._fetch)
 
     def with_info(self, **changes: Any) -> Ref[T]:
         """The same payload with other figures beside it."""
@@ -181,12 +202,43 @@ class Then:
 
 
 class Joined:
-    """Several trees joined into one item."""
+    """Several trees joined into one item; `infos` says what is known of each."""
 
-    __slots__ = ("trees",)
+    __slots__ = ("infos", "trees")
 
-    def __init__(self, trees: tuple[Any, ...]):
-        self.trees = trees
+    def __init__(self, trees: tuple[Any, ...], infos: tuple[Info, ...]):
+        self.trees, self.infos = trees, infos
+
+
+def _parts(tree: Any, info: Info) -> Iterator[Info]:
+    while isinstance(tree, Then):
+        tree = tree.tree
+    if not isinstance(tree, Joined):
+        yield info
+        return
+    for part, known in zip(tree.trees, tree.infos, strict=True):
+        yield from _parts(part, known)
+
+
+def _only(tree: Any, info: Info, keep: Callable[[Info], bool]) -> tuple[Any, Info] | None:
+    """The tree and its Info without the parts that are refused."""
+    if isinstance(tree, Then):
+        kept = _only(tree.tree, info, keep)
+        if kept is None or kept[0] is tree.tree:
+            return None if kept is None else (tree, info)
+        return Then(kept[0], tree.op, tree.name, tree.where), kept[1]
+    if not isinstance(tree, Joined):
+        return (tree, info) if keep(info) else None
+    found = [_only(part, known, keep) for part, known in zip(tree.trees, tree.infos, strict=True)]
+    rest = [part for part in found if part is not None]
+    if not rest:
+        return None
+    if len(rest) == len(tree.trees) and all(new is old for (new, _), old in zip(rest, tree.trees, strict=True)):
+        return tree, info
+    if len(rest) == 1:
+        return rest[0]
+    trees, infos = zip(*rest, strict=True)
+    return Joined(trees, infos), Info.total(infos)
 
 
 def resolve(tree: Any, load: Callable[[Leaf], Any], deltas: list[Delta] | None = None) -> Any:

@@ -122,3 +122,16 @@ class IteratorShard:
                 continue
             self._fresh = False
             return item
+
+
+class Aggregator:
+    """The actor of `ParallelFlow.aggregate`: what it is given was joined on the way to it, and is its answer.
+
+    Override `aggregate` to do more with the joined item; its columns must stay.
+    """
+
+    default_cpus = 0
+
+    def aggregate(self, item: Any) -> Any:
+        """The joined item."""
+        return item

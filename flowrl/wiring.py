@@ -56,7 +56,7 @@ def _known(node: Node) -> Known:
         _check_consumed_once(node)
     if node.explicit is not None:
         names = _with(names, node.prefix + node.explicit, node, nodes_clash)
-    held = [node.group] if isinstance(node, Shards) else messaged(node)
+    held = [node.group, *messaged(node)] if isinstance(node, Shards) else messaged(node)
     for group in held:
         if not group.auto_named:
             groups = _with(groups, node.prefix + group.name, group, groups_clash)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from flowrl.operators.evaluation import EvaluateEvery
     from flowrl.operators.exploration import SetEpsilon
     from flowrl.operators.goals import RelabelGoals
+    from flowrl.operators.gradients import ApplyGradients, AverageGradients, ComputeGradients
     from flowrl.operators.mixing import MixInReplay
     from flowrl.operators.nstep import NStep
     from flowrl.operators.policies import SelectPolicies
@@ -38,6 +39,7 @@ else:
             "evaluation": ("EvaluateEvery",),
             "exploration": ("SetEpsilon",),
             "goals": ("RelabelGoals",),
+            "gradients": ("ApplyGradients", "AverageGradients", "ComputeGradients"),
             "mixing": ("MixInReplay",),
             "nstep": ("NStep",),
             "policies": ("SelectPolicies",),
@@ -56,6 +58,9 @@ else:
 
 __all__ = [
     "AddAdvantages",
+    "ApplyGradients",
+    "AverageGradients",
+    "ComputeGradients",
     "ConcatBatches",
     "EvaluateEvery",
     "InitialPriorities",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,7 +10,9 @@ from typing import Any
 
 from flowrl.batch import Batch
 from flowrl.handles import ActorGroup, ActorHandle, Pending
+from flowrl.numbers import check_whole
 from flowrl.operator import AskOperator, Context
+from flowrl.operators.staleness import Age, Staleness
 from flowrl.ref import Info, Ref
 
 
@@ -18,6 +21,9 @@ class TrainInfo:
     """What one call of the learner's `train` did; its weights stay in the object store (see SendWeights).
 
     learner: the actor. policy_version: of the weights that came out. env_steps: valid steps in the batch.
+    age: how many versions of the weights lay between acting and training, over the batch's rows; None where the items
+    do not say with which they were made. sample_reuse: rows trained on for each row that the run made, over the newest
+    100 trainings.
     metrics: `policy/name` to number. answer: a reference to what the learner's `train` answered, which is the Batch
     of `slots` and `priorities` for rows from a replay shard (see UpdatePriorities); None where it answered nothing.
     """
@@ -27,6 +33,8 @@ class TrainInfo:
     env_steps: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     answer: Ref[Any] | None = field(default=None, compare=False, repr=False)
+    age: Age | None = None
+    sample_reuse: float | None = None
 
     @staticmethod
     def of(learner: str, env_steps: int, answer: Ref[Any] | None, info: Info) -> TrainInfo:
@@ -36,7 +44,8 @@ class TrainInfo:
         return TrainInfo(learner, info.policy_version, env_steps, dict(info.metrics), given)
 
     def __reduce__(self) -> tuple[Any, ...]:  # a reference belongs to its run
-        return TrainInfo, (self.learner, self.policy_version, self.env_steps, self.metrics)
+        shown = (self.learner, self.policy_version, self.env_steps, self.metrics, None, self.age, self.sample_reuse)
+        return TrainInfo, shown
 
 
 @dataclass
@@ -47,6 +56,14 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
     train on whole sequences, and both then count sequences: columns of the time-major batch.
 
     When the learner starts, it is told the spaces of the graph's environments, from which it builds its policy.
+
+    Metrics: policy_age_p50 and policy_age_p95, how many versions of the weights (`train` calls) lay between acting and
+    training, and sample_reuse, both over the newest 100 trainings; dropped_steps and dropped_items, where
+    `max_policy_lag` is set.
+
+    max_policy_lag: no row is trained on whose weights are more than so many versions behind those that its training
+        begins with; fragments that are older, calls that are out counted in, are dropped from the batch and counted
+        before the learner is asked, and a batch of which nothing is left is not trained on. None trains on everything.
     """
 
     learner: ActorGroup[Any]
@@ -54,6 +71,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
     minibatch: int | None = None
     microbatch: int | None = None
     in_flight: int = 1
+    max_policy_lag: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("epochs", "in_flight", "minibatch", "microbatch"):
@@ -62,8 +80,9 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value!r}")
-        if self.learner.count != 1:
-            raise ValueError(f"TrainOneStep trains one learner, group {self.learner.name!r} has {self.learner.count}")
+        if self.max_policy_lag is not None:
+            check_whole("max_policy_lag", self.max_policy_lag, at_least=0)
+        check_one_learner("TrainOneStep", self.learner)
 
     def required_columns(self) -> frozenset[str]:
         """What the learner's loss needs."""
@@ -74,17 +93,63 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
 
     def actor_started(self, handle: ActorHandle[Any], ctx: Context) -> None:
         if handle in ctx.actors(self.learner):
-            environments = ctx.having("spaces")
-            if environments:
-                handle.ask("build", environments[0].ask("spaces"))
+            tell_spaces(handle, ctx)
 
-    def ask(self, value: Ref[Batch], ctx: Context) -> Pending[TrainInfo]:
+    def open(self) -> None:
+        self._staleness = Staleness()
+        self._out: deque[Pending[Any]] = deque()  # calls that may not be answered yet
+
+    def ask(self, value: Ref[Batch], ctx: Context) -> Pending[TrainInfo] | None:
         learner = ctx.actors(self.learner)[0]
+        given = value if self.max_policy_lag is None else self._young(value, learner, ctx)
+        if given is None:
+            return None
         sizes: dict[str, Any] = {"epochs": self.epochs, "minibatch": self.minibatch}
         if self.microbatch is not None:
             sizes["microbatch"] = self.microbatch
-        pending = learner.ask("train", value, **sizes, env_steps=ctx.env_steps)
-        return pending.made_from_info(partial(TrainInfo.of, learner.name, value.info.env_steps, pending.ref))
+        pending = learner.ask("train", given, **sizes, env_steps=ctx.env_steps)
+        if self.max_policy_lag is not None:
+            self._out.append(pending)
+        told = partial(TrainInfo.of, learner.name, given.info.env_steps, pending.ref)
+        return pending.made_from_info(partial(self._staleness.told, told, given.parts, ctx))
+
+    def _young(self, value: Ref[Batch], learner: ActorHandle[Any], ctx: Context) -> Ref[Batch] | None:
+        """What is left of a batch without what would be too old when its training begins."""
+        assert self.max_policy_lag is not None
+        while self._out and self._out[0].done:
+            self._out.popleft()
+        newest = ctx.published(learner)
+        # The calls that are out come first, and each makes one version.
+        least = (0 if newest is None else newest[0]) + len(self._out) - self.max_policy_lag
+        given = value.only(lambda part: part.policy_version is None or part.policy_version >= least)
+        if given is not value:
+            dropped = value.info.env_steps - (0 if given is None else given.info.env_steps)
+            ctx.metrics.add("dropped_steps", dropped)
+            ctx.metrics.add("dropped_items", len(value.parts) - (0 if given is None else len(given.parts)))
+        return given
+
+    def get_state(self) -> dict[str, Any]:
+        return self._staleness.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._staleness.set_state(state)
+
+
+def check_one_learner(node: str, learner: ActorGroup[Any]) -> None:
+    """Nothing, if the group is of one actor.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if learner.count != 1:
+        raise ValueError(f"{node} trains one learner, group {learner.name!r} has {learner.count}")
+
+
+def tell_spaces(learner: ActorHandle[Any], ctx: Context) -> None:
+    """A learner that has just started is told the spaces of the graph's environments, to build its policy for them."""
+    environments = ctx.having("spaces")
+    if environments:
+        learner.ask("build", environments[0].ask("spaces"))
 
 
 def _needs(entry: Any) -> Any:

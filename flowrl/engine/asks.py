@@ -17,6 +17,8 @@ from flowrl.operator import AskOperator
 class AskCursor(Cursor):
     """An AskOperator: its window is filled before its head comes out, results in order."""
 
+    may_drop = True  # whether `ask` may return None
+
     def __init__(self, name: str, run: Any, upstream: Cursor, stage: Stage):
         super().__init__(name, run)
         assert isinstance(stage.op, AskOperator)
@@ -67,29 +69,40 @@ class AskCursor(Cursor):
         value = item.as_ref() if self.op.wants == "reference" else self.run.value_of(item, self.name)
         try:
             pending = self.op.ask(value, stage.ctx)
-            if not isinstance(pending, Pending):
+            if not isinstance(pending, Pending) and not (pending is None and self.may_drop):
                 raise TypeError(f"{self.op!r}.ask must return handle.ask(...), it returned {type(pending).__name__}")
             if stage.ctx._emitted:
                 raise TypeError(f"{self.op!r}.ask used ctx.emit; the answer of its call is its only result")
         except BaseException as error:
             raise InNode(self.name, entered) from error
         stage.busy_s += perf_counter() - started
+        if pending is None:
+            self._dropped()
+            return
         ((_, origins, version),) = stage.leave((pending,))
         self._window.append((pending, origins, version))
         self.run.moved += 1
+
+    def _dropped(self) -> None:
+        """Nothing is asked for an item: where it came from belongs to the next result, as for any operator."""
+        self._note_metrics()
+        self.run.moved += 1
+        self.run.poll()  # nothing is under way; it may be long before anything is
+
+    def _note_metrics(self) -> None:
+        deltas = self.stage.ctx.metrics.take()
+        if deltas:
+            self.run.accounts.merge(deltas)
 
     def _answered(self, pending: Pending[Any], origins: tuple[Any, ...], version: int | None) -> Item:
         call: Call = pending.call
         if call.state is not ANSWERED:
             self.run.raise_failed(call, self.name)
-        deltas = self.stage.ctx.metrics.take()
-        if deltas:
-            self.run.accounts.merge(deltas)
         self.stats.items -= 1  # the host counted its answer; out() counts it again
         info = call.infos[0]
-        if pending.make is None:
-            return Item(MISSING, None, info, origins, version, call)
-        return Item(pending.make(info), None, info, origins, version)
+        made = MISSING if pending.make is None else pending.make(info)  # which may record metrics
+        self._note_metrics()
+        return Item(made, None, info, origins, version, call if made is MISSING else None)
 
     def close(self) -> None:
         super().close()

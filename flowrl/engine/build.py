@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flowrl import graph
 from flowrl.backends.protocol import Backend, GroupPlan
 from flowrl.checks import check_columns, check_replay, pacing_of
+from flowrl.engine.aggregation import AsyncAggregateCursor, SyncAggregateCursor
 from flowrl.engine.asks import AskCursor
 from flowrl.engine.blame import NodePlace
 from flowrl.engine.branches import BranchCursor, DuplicateCursor, UnionCursor
@@ -21,6 +22,7 @@ from flowrl.engine.host import Pipeline, Start
 from flowrl.engine.limiter import Limiter
 from flowrl.engine.pickling import Handed, copied, own_copy, pickled
 from flowrl.engine.replay import ReplayCursor, StoreCursor
+from flowrl.engine.served import ServedAsyncGatherCursor, ServedSyncGatherCursor
 from flowrl.engine.stage import Stage
 from flowrl.engine.stats import Accounts
 from flowrl.engine.view import NodeView
@@ -131,21 +133,68 @@ class _Builder:
             self.limiters[name] = limiter
         return limiter
 
-    def _gather(self, node: graph.Gather) -> GatherCursor:
+    def _gather(self, node: graph.Gather) -> Cursor:
+        paths = graph.shard_paths(node.upstream[0])
+        source, path = paths[0]
+        return self._aggregate(node, source, path) if isinstance(source, graph.Aggregate) else self._shards(node, paths)
+
+    def _shards(self, node: graph.Gather, paths: Sequence[tuple[Any, list[graph.Apply]]]) -> GatherCursor:
         name, engine = self.names[node], self.engine
         feeds: list[ShardFeed] = []
-        for source, path in graph.shard_paths(node.upstream[0]):
+        servers: dict[ShardFeed, ActorState] = {}
+        for source, path in paths:
             group = graph.source_group(source, self.groups)
             key = f"{name}:{len(feeds)}:{self.names[source]}"
-            # Copies: two sources in one actor may have operators behind their union in common.
-            operators = tuple((self.names[step], own_copy(step.op, self.names[step], step.where)) for step in path)
-            self.pipelines[group][key] = Pipeline(self.names[source], source.method, source.args, operators)
-            for state in engine.states[group]:
-                handle = engine.handle(state, name, held=True)
-                feeds.append(ShardFeed(state, handle, key, self.names[source]))
+            line = Pipeline(self.names[source], source.method, source.args, self._operators(path), source.takes)
+            self.pipelines[group][key] = line
+            own = [
+                ShardFeed(s, engine.handle(s, name, held=True), key, self.names[source]) for s in engine.states[group]
+            ]
+            feeds += own
+            if source.served_by is not None:
+                at = engine.states[graph.full_name(source, source.served_by, self.groups)]
+                servers |= {feed: at[place % len(at)] for place, feed in enumerate(own)}
+        if servers:
+            return self._served(node, feeds, servers)
         if node.mode == "sync":
             return SyncGatherCursor(name, engine, feeds, node.on_failure)
         return AsyncGatherCursor(name, engine, feeds, node.on_failure, node.num_async)
+
+    def _served(
+        self, node: graph.Gather, feeds: list[ShardFeed], servers: Mapping[ShardFeed, ActorState]
+    ) -> GatherCursor:
+        name, engine = self.names[node], self.engine
+        cursor: ServedSyncGatherCursor | ServedAsyncGatherCursor
+        if node.mode == "sync":
+            cursor = ServedSyncGatherCursor(name, engine, feeds, node.on_failure)
+        else:
+            cursor = ServedAsyncGatherCursor(name, engine, feeds, node.on_failure, node.num_async)
+        cursor.serve(servers)
+        return cursor
+
+    def _aggregate(self, node: graph.Gather, joined: graph.Aggregate, path: list[graph.Apply]) -> Cursor:
+        paths = graph.shard_paths(joined.upstream[0])
+        inner, before = paths[0]
+        above: Any
+        if isinstance(inner, graph.Aggregate):
+            above = self._aggregate(node, inner, before)
+        else:
+            above = self._shards(node, paths)
+        name, group = self.names[node], graph.full_name(joined, joined.group, self.groups)
+        key = f"{name}:{self.names[joined]}"
+        operators = self._operators(path)
+        self.pipelines[group][key] = Pipeline(
+            self.names[joined], "aggregate", (), operators, takes="aggregate", counts=False
+        )
+        kind = SyncAggregateCursor if node.mode == "sync" else AsyncAggregateCursor
+        return kind(
+            name, self.engine, above, self.engine.states[group], key, self.names[joined], joined.fan_in,
+            node.on_failure, holds=bool(operators),
+        )  # fmt: skip
+
+    def _operators(self, path: Sequence[graph.Apply]) -> tuple[tuple[str, Any], ...]:
+        # Copies: two sources in one actor may have operators behind their union in common.
+        return tuple((self.names[step], own_copy(step.op, self.names[step], step.where)) for step in path)
 
 
 def _start_actors(

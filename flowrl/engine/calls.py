@@ -152,6 +152,15 @@ class Calls:
         stats.out += 1
         return call
 
+    def feed(
+        self, state: ActorState, key: str, args: Sequence[Any] | None, node: str, owner: Any, arrived: Arrived
+    ) -> Call:
+        """Gives a shard what it is to go on with, or None: nothing more will come. Answered as a pull is."""
+        packed, payloads = (None, []) if args is None else pack_call(args, {}, f"{state.name}, feed {key!r}")
+        call = self._post(state, "feed", (key, packed), payloads, node, key)
+        call.kind, call.owner, call.arrived = "pull", owner, arrived
+        return call
+
     def ask(self, state: ActorState, method: Any, args: Sequence[Any], kwargs: dict[str, Any], node: str) -> Call:
         """Calls a method; the tells that wait for this actor ride along."""
         packed, payloads = pack_call(args, kwargs, f"{state.name}, ask {method_label(method)!r}")
@@ -244,7 +253,10 @@ class Calls:
         mode: what an interrupt may do meanwhile. driving: whether it is the driver that waits, which is accounted.
         """
         self.flush()
-        targets = list(self.pending) if calls is None else [c.sent for c in calls if c.state is OUT]
+        # Once each: several shards may wait for one answer of their server.
+        targets = (
+            list(self.pending) if calls is None else list(dict.fromkeys([c.sent for c in calls if c.state is OUT]))
+        )
         if not targets:
             return 0
         started = perf_counter()

@@ -174,6 +174,11 @@ class SyncGatherCursor(GatherCursor):
         for feed in self.feeds:
             self._of_actor.setdefault(feed.state, []).append(feed)
 
+    @property
+    def in_round(self) -> bool:
+        """Whether more items of this round are there."""
+        return bool(self._round)
+
     def pull(self) -> Item | Signal:
         while not self._round:
             if self.closed or all(feed.ended and not feed.items for feed in self.feeds):

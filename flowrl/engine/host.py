@@ -15,10 +15,10 @@ from flowrl.errors import EndOfStream
 from flowrl.handles import ActorHandle
 from flowrl.metrics import Delta, deltas_of
 from flowrl.operator import Context, ItemId
-from flowrl.ref import Answer, Info, Ref, oldest
+from flowrl.ref import Answer, Info, Query, Ref, oldest
 from flowrl.shapes import describe
 
-ANSWERED, FAILED, STALE = 0, 1, 2
+ANSWERED, FAILED, STALE, QUERY = 0, 1, 2, 3
 
 
 class Record(NamedTuple):
@@ -65,12 +65,18 @@ def _took(record: Record, busy_s: float) -> Record:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A shard's share of a graph: a source method and the operators behind it, each with its node's name."""
+    """A shard's share of a graph: a source method and the operators behind it, each with its node's name.
+
+    takes: the method that is fed what the driver sends, of a shard that is not (or not only) pulled. counts: whether
+    the steps in its items are new to the run.
+    """
 
     source: str
     method: Any
     args: tuple[Any, ...]
     operators: tuple[tuple[str, Any], ...]
+    takes: str | None = None
+    counts: bool = True
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,8 @@ class Host:
                     record, payload = self.shards[body].pull()
                 elif kind == "ask":
                     record, payload = self._ask(body, payloads)
+                elif kind == "feed":
+                    record, payload = self._feed(body, payloads)
                 elif kind == "close":
                     record, payload = self._close()
                 else:
@@ -185,6 +193,15 @@ class Host:
         )
         return record, ([value], published)
 
+    def _feed(self, body: tuple[str, Packed | None], payloads: Sequence[Any]) -> tuple[Record, Any]:
+        key, packed = body
+        if packed is None:
+            return self.shards[key].end()
+        deltas: list[Delta] = []
+        args, _ = unpack_call(packed, payloads, deltas)
+        record, payload = self.shards[key].feed(args)
+        return (record._replace(deltas=[*deltas, *record.deltas]) if deltas else record), payload
+
     def _bound(self, method: Any) -> Any:
         if isinstance(method, str):
             return getattr(self.object, method)
@@ -209,30 +226,45 @@ class Shard:
         method = line.method
         self.name = line.source
         self.call = getattr(instance, method) if isinstance(method, str) else lambda *args: method(instance, *args)
-        self.args = line.args
+        self.args, self.counts = line.args, line.counts
+        self.takes = None if line.takes is None else getattr(instance, line.takes)
         self.origins = (me,)
         self.ended = False
         self.pulls = 0
         self.shape: str | None = None
         self.shapes: list[str | None] = [None] * len(line.operators)
-        self.stages = [Stage(name, op, Context(name)) for name, op in line.operators]
+        self.stages = [Stage(name, op, Context(name, actor=instance)) for name, op in line.operators]
         for stage in self.stages:
             stage.open()
 
     def pull(self) -> tuple[Record, Any]:
         """One step of the source through all operators: 0..n items."""
+        return self._step(self.call, self.args)
+
+    def feed(self, args: tuple[Any, ...]) -> tuple[Record, Any]:
+        """What comes of what it is given: 0..n items."""
+        return self._step(self.takes, args)
+
+    def end(self) -> tuple[Record, Any]:
+        """What the operators still hold, where nothing more will be given."""
+        self.ended = True
+        return self._answer(self._finish(), 0, 0, [], 0.0)
+
+    def _step(self, call: Any, args: tuple[Any, ...]) -> tuple[Record, Any]:
         if self.ended:
             return Record(ended=True), None
         started = perf_counter()
         answer: Any = None
         try:
-            answer = self.call(*self.args)
+            answer = call(*args)
         except EndOfStream:
             self.ended = True
         except BaseException as error:
             raise InNode(self.name, ItemId(self.pulls)) from error
         self.pulls += 1
         source_s = perf_counter() - started
+        if type(answer) is Query:
+            return self._query(answer.payload, source_s)
         deltas: list[Delta] = []
         env_steps = agent_steps = 0
         if self.ended:
@@ -246,13 +278,20 @@ class Shard:
                 except Exception as error:
                     raise InNode(self.name, ItemId(self.pulls - 1)) from error
             made = Info.of(value)
-            env_steps = made.env_steps if said is None else said
-            agent_steps = made.agent_steps
+            if self.counts:
+                env_steps = made.env_steps if said is None else said
+                agent_steps = made.agent_steps
             version = made.policy_version if version is None else version
             if self.shape is None:
                 self.shape = describe(value)
             results = self._through([(value, self.origins, version)], 0)
         return self._answer(results, env_steps, agent_steps, deltas, source_s)
+
+    def _query(self, question: Any, source_s: float) -> tuple[Record, Any]:
+        inline = packed_if_small([question], "question")
+        stages = ((self.name, 0, source_s, None),)
+        record = Record(QUERY, (Info.of(question),), stages=stages, inline=inline)
+        return record, (None if inline is not None else ([question], None))
 
     def _through(self, results: list[Any], first: int) -> list[Any]:
         for at in range(first, len(self.stages)):

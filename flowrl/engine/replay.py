@@ -22,6 +22,8 @@ from flowrl.ref import Info, Leaf, Ref
 class StoreCursor(AskCursor):
     """A StoreOperator: each item goes into a shard when the group's pacing lets it; one item waits here meanwhile."""
 
+    may_drop = False  # what is on its way was counted before it is asked
+
     def __init__(self, name: str, run: Any, upstream: Cursor, stage: Stage, limiter: Limiter):
         super().__init__(name, run, upstream, stage)
         self.limiter = limiter

@@ -9,6 +9,7 @@ from flowrl.lazy import lazy_names
 if TYPE_CHECKING:
     from flowrl.rl import losses, returns, schedules
     from flowrl.rl.actor_learner import SACLearner, TD3Learner
+    from flowrl.rl.central import InferenceServer
     from flowrl.rl.envs import EnvContext
     from flowrl.rl.evaluator import Evaluator
     from flowrl.rl.learner import Learner
@@ -23,6 +24,7 @@ else:
         __name__,
         {
             "actor_learner": ("SACLearner", "TD3Learner"),
+            "central": ("InferenceServer",),
             "envs": ("EnvContext",),
             "evaluator": ("Evaluator",),
             "learner": ("Learner",),
@@ -40,6 +42,7 @@ __all__ = [
     "EnvContext",
     "EnvOptions",
     "Evaluator",
+    "InferenceServer",
     "Learner",
     "Loss",
     "LossOut",

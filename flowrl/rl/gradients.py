@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +15,7 @@ from flowrl.rl.policy import Policy
 from flowrl.rl.spec import Progress
 from flowrl.rl.tally import Tally
 from flowrl.rl.tensors import TensorBatch, nonfinite_columns
+from flowrl.rl.torch_state import quiet
 
 
 def gradient_of(
@@ -46,6 +50,40 @@ def gradient_of(
         for name, rows_B in out.per_row.items():
             per_row.setdefault(name, []).append(rows_B)
     return LossOut(value, tally.means(), {name: torch.cat(parts) for name, parts in per_row.items()}), total
+
+
+class Gradient(NamedTuple):
+    """A flat gradient (P,), the metrics of its loss, and the rows that both are means over."""
+
+    flat: Tensor
+    metrics: dict[str, float]
+    rows: int
+
+
+def mean_gradient(
+    policy: Policy,
+    loss: LossFunction,
+    batch: TensorBatch,
+    now: Progress,
+    *,
+    microbatch: int | None,
+    where: str,
+    rng: np.random.Generator,
+    prepare: Callable[[TensorBatch], TensorBatch] | None = None,
+) -> Gradient:
+    """The gradient of the mean loss over all rows, for all parameters, not clipped.
+
+    rng: of the noise that networks draw, where they do. prepare: adds columns before the loss is taken.
+
+    Raises:
+        FloatingPointError: the loss or the gradient is not finite.
+    """
+    with quiet(rng if policy.spec.model else None):
+        policy.resample()
+        given = batch if prepare is None else prepare(batch)
+        out, gradient = gradient_of(policy, loss, given, now, microbatch=microbatch, where=where)
+        finite_norm(gradient, batch, where)
+    return Gradient(gradient, {name: float(value) for name, value in out.metrics.items()}, batch.rows)
 
 
 def finite_norm(gradient: Tensor, batch: TensorBatch | None, where: str) -> float:

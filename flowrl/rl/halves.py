@@ -120,9 +120,9 @@ class Half:
 
 
 class HalvesView:
-    """What a policy sees of two halves: as `View`, but for a step of all at once.
+    """What a policy sees of two halves: as `View`; `step` steps both at once, `collect_halves` one after the other.
 
-    mask_N: (N, P), which actions may be taken next; None without masks.
+    mask_N: (N, P), which actions may be taken next; None without masks. starts_N, final_masks: as View's.
     """
 
     def __init__(self, source: Halves, actions: ActionLayout, *, follow: bool):
@@ -141,6 +141,32 @@ class HalvesView:
         masks = [half.view.mask_N for half in self.halves]
         return None if masks[0] is None else np.concatenate(masks)  # type: ignore[arg-type]
 
+    @property
+    def starts_N(self) -> npt.NDArray[np.bool_]:  # noqa: N802  (as View's)
+        """Both halves'."""
+        return np.concatenate([half.view.starts_N for half in self.halves])
+
+    @property
+    def final_masks(self) -> list[Mask]:
+        """Those of the final observations that the last step of both gave."""
+        return [mask for half in self.halves for mask in half.view.final_masks]
+
+    def step(self, actions_N: Array) -> tuple[Obs, Array, Array, Array, list[tuple[int, Obs]]]:
+        """One step of both halves, as `View.step` gives it of all environments."""
+        try:
+            for half in self.halves:
+                half.start(actions_N[half.rows])
+            answers = [half.wait() for half in self.halves]
+        finally:
+            self.settle()
+        finals = [
+            (half.rows.start + n, obs)
+            for half, answer in zip(self.halves, answers, strict=True)
+            for n, obs in answer[4]
+        ]
+        rewards_N, terminated_N, truncated_N = (np.concatenate([answer[k] for answer in answers]) for k in (1, 2, 3))
+        return _together(*(answer[0] for answer in answers)), rewards_N, terminated_N, truncated_N, finals
+
     def reset(self, at_step: int = 0) -> Obs:
         """The first observations (N, ...) of new episodes.
 
@@ -154,9 +180,7 @@ class HalvesView:
                 f"the environments {self._names[masked[1]]} gave info['action_mask'] at their reset, "
                 f"{self._names[masked[0]]} gave none; all must give it, or none"
             )
-        if isinstance(first, dict):
-            return {path: np.concatenate((array, second[path])) for path, array in first.items()}
-        return np.concatenate((first, second))  # type: ignore[arg-type]
+        return _together(first, second)
 
     def settle(self) -> None:
         """Leaves no step under way."""
@@ -172,6 +196,14 @@ class HalvesView:
         """Goes on from a state, of these or of undivided environments."""
         for half in self.halves:
             half.view.set_state({key: None if value is None else value[half.rows] for key, value in state.items()})
+
+
+def _together(first: Obs, second: Obs) -> Obs:
+    """Observations of both halves; copies."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        return {path: np.concatenate((array, second[path])) for path, array in first.items()}
+    joined: Obs = np.concatenate((first, second))  # type: ignore[arg-type]
+    return joined
 
 
 def view_of(source: VectorSource | Halves, actions: ActionLayout, *, follow: bool) -> View | HalvesView:

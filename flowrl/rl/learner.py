@@ -14,9 +14,10 @@ from flowrl.batch import Batch, MultiAgentBatch
 from flowrl.metrics import Sum
 from flowrl.ref import Answer
 from flowrl.rl.descent import Descent, EarlyStop
-from flowrl.rl.gradients import finite_norm, gradient_of
+from flowrl.rl.gradient_batch import mean_of, moments_of
+from flowrl.rl.gradients import finite_norm, gradient_of, mean_gradient
 from flowrl.rl.in_training import InTraining
-from flowrl.rl.loss import Loss, LossFunction
+from flowrl.rl.loss import Loss, LossFunction, wants_sequences
 from flowrl.rl.rows import Priorities, batch_of, minibatches, rows_of
 from flowrl.rl.schedules import Rate, check_rate, value_at
 from flowrl.rl.spec import PolicySpec, Progress
@@ -98,12 +99,12 @@ class Learner(InTraining):
 
         Each epoch takes all rows in a new order, `minibatch` at a time (None: all at once), the shorter last
         minibatch too; with `shuffle=False`, which is what None means for a replay shard's, in the order in which they
-        stand: importance weights are normalized a minibatch. A recurrent policy takes whole sequences, columns of a
-        time-major batch, and counts those. `microbatch` bounds what goes through the network at once: a minibatch's
-        gradient is summed over parts of that size, and stays the same. `env_steps` is the global count that schedules
-        are functions of. Metrics are keyed (policy_id, name): those of the updates, averaged by rows, and
-        learning_rate, updates (so far), rows, trained_steps (rows times epochs, a sum; less where `target_kl` ended
-        it, which `kl_stops` counts). Without rows of this policy nothing is trained: trained_steps 0, the version
+        stand: importance weights are normalized a minibatch. A recurrent policy and a loss over time take whole
+        sequences, columns of a time-major batch, and count those. `microbatch` bounds what goes through the network at
+        once: a minibatch's gradient is summed over parts of that size, and stays the same. `env_steps` is the global
+        count that schedules are functions of. Metrics are keyed (policy_id, name): those of the updates, averaged by
+        rows, and learning_rate, updates (so far), rows, trained_steps (rows times epochs, a sum; less where `target_kl`
+        ended it, which `kl_stops` counts). Without rows of this policy nothing is trained: trained_steps 0, the version
         stands.
 
         Raises:
@@ -116,7 +117,7 @@ class Learner(InTraining):
         given = batch_of(batch, self.policy_id)
         if given is None:
             return self._answer({"trained_steps": Sum(0), "rows": 0})
-        mine = rows_of(given, self.policy, self.needs, self._where())
+        mine = self._rows(given)
         self._now, self._microbatch = Progress(env_steps, self._updates), microbatch
         self._stop.begin()
         if self.policy.statistics is not None:
@@ -135,6 +136,9 @@ class Learner(InTraining):
         if self._stop.target_kl is not None:
             counts["kl_stops"] = Sum(int(self._stop.stopped))
         return self._answer({**tally.means(), **counts}, found.answer())
+
+    def _rows(self, batch: Batch) -> TensorBatch:
+        return rows_of(batch, self.policy, self.needs, self._where(), sequences=wants_sequences(self.loss))
 
     def _epoch(self, parts: Iterable[TensorBatch], tally: Tally, found: Priorities) -> int:
         """How many rows were trained on."""
@@ -191,28 +195,44 @@ class Learner(InTraining):
         given = batch_of(batch, self.policy_id)
         if given is None:
             raise ValueError(f"the batch has no valid row of policy {self.policy_id!r} to compute gradients from")
-        mine = rows_of(given, self.policy, self.needs, self._where())
-        with quiet(self._rng if self.spec.model else None):
-            now = Progress(env_steps, self._updates)
-            self.policy.resample()
-            out, gradient = gradient_of(
-                self.policy, self.loss, self.prepare(mine), now, microbatch=microbatch, where=self._where()
-            )
-            finite_norm(gradient, mine, self._where())
-        metrics = {(self.policy_id, name): float(value) for name, value in out.metrics.items()}
-        return Answer(gradient.numpy(), metrics, self._version, env_steps=mine.rows)
+        made = mean_gradient(
+            self.policy,
+            self.loss,
+            self._rows(given),
+            Progress(env_steps, self._updates),
+            microbatch=microbatch,
+            where=self._where(),
+            rng=self._rng,
+            prepare=self.prepare,
+        )
+        metrics = {(self.policy_id, name): value for name, value in made.metrics.items()}
+        return Answer(made.flat.numpy(), metrics, self._version, env_steps=made.rows)
 
-    def apply_gradients(self, gradients: npt.ArrayLike, *, env_steps: int = 0) -> Answer[None]:
-        """One Adam step along a flat gradient, clipped here by its global norm; publishes the new weights.
+    def apply_gradients(self, gradients: Batch | npt.ArrayLike, *, env_steps: int = 0) -> Answer[None]:
+        """One Adam step along the mean of gradients, clipped here by its global norm; publishes the new weights.
 
-        `env_steps` is the global count that a learning-rate schedule is a function of.
+        gradients: one flat gradient (P,); or the columns gradients (B, P) and rows (B,) that ComputeGradients makes,
+            whose mean is weighted by rows: that of one batch of all of them. Without a row nothing is trained.
+        env_steps: the global count that a learning-rate schedule is a function of.
 
         Raises:
-            ValueError: the gradient has another length.
+            ValueError: a gradient has another length.
+            KeyError: a batch of something else.
             FloatingPointError: it is not finite; the parameters have not changed.
         """
-        gradient = torch.tensor(np.asarray(gradients, np.float32))  # a copy: the clip is in place
         expected = self.policy.flat_parameters.shape
+        counts: dict[str, Any] = {}
+        if isinstance(gradients, Batch):
+            mean, rows = mean_of(gradients, *expected)
+            counts = {"rows": rows, "trained_steps": Sum(rows)}
+            if rows == 0:
+                return self._answer(counts)
+            if self.policy.statistics is not None:
+                for moments in moments_of(gradients):
+                    self.policy.statistics.merge(moments)
+        else:
+            mean = np.asarray(gradients, np.float32)
+        gradient = torch.tensor(mean)  # a copy: the clip is in place
         if gradient.shape != expected:
             raise ValueError(f"gradients must be flat with shape {tuple(expected)}, got {tuple(gradient.shape)}")
         with quiet(self._rng if self.spec.model else None):
@@ -221,7 +241,7 @@ class Learner(InTraining):
             self._descent.step("all", self.policy.flat_parameters, gradient, norm, rate)
         self._updated()
         self._version += 1
-        return self._answer({"grad_norm": norm, "learning_rate": rate, "updates": self._updates})
+        return self._answer({"grad_norm": norm, "learning_rate": rate, "updates": self._updates, **counts})
 
     def _learning_rate(self, now: Progress, group: str = "all") -> float:
         return value_at(self.learning_rate, now.env_steps, "learning_rate")

@@ -27,7 +27,11 @@ LossFunction = Callable[[Policy, TensorBatch, Progress], LossOut]
 
 
 class Loss(Protocol):
-    """A callable that gives the loss of a batch; `needs` are the columns that it reads, nested ones by their root."""
+    """A callable that gives the loss of a batch; `needs` are the columns that it reads, nested ones by their root.
+
+    A loss over time has `sequences = True` besides: it gets a SequenceBatch whatever the policy, and minibatches are of
+    whole sequences.
+    """
 
     @property
     def needs(self) -> frozenset[str]: ...
@@ -35,3 +39,8 @@ class Loss(Protocol):
     def __call__(self, net: Policy, batch: TensorBatch, now: Progress) -> LossOut:
         """The loss of the batch's rows under `net`; `now` is what schedules are functions of."""
         ...
+
+
+def wants_sequences(loss: object) -> bool:
+    """Whether a loss is one over time, as it says itself."""
+    return bool(getattr(loss, "sequences", False))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flowrl.rl.loss import Loss, LossOut
+from flowrl.rl.loss import Loss, LossOut, wants_sequences
 from flowrl.rl.policy import Policy
 from flowrl.rl.schedules import Rate, check_rate, value_at
 from flowrl.rl.spec import Progress
@@ -53,6 +53,11 @@ class MixedLoss:
         """The columns that the terms read and those that say their rows."""
         masks = frozenset(term.rows for term in self.terms.values() if term.rows is not None)
         return masks.union(*(term.loss.needs for term in self.terms.values()))
+
+    @property
+    def sequences(self) -> bool:
+        """Whether one of the terms is a loss over time."""
+        return any(wants_sequences(term.loss) for term in self.terms.values())
 
     def __call__(self, net: Policy, batch: TensorBatch, now: Progress) -> LossOut:
         """The sum over the terms."""

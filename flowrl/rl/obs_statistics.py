@@ -51,9 +51,17 @@ class ObsStatistics(nn.Module):
 
     def update(self, batch: Batch) -> None:
         """Merges in the observations of a batch's valid rows."""
+        self.merge(self.moments_of(batch))
+
+    def moments_of(self, batch: Batch) -> RunningMoments:
+        """The moments of a batch's valid rows; these statistics stay as they are."""
         obs, valid = batch.tree("obs"), batch.valid
         rows = {path: column[valid] for path, column in obs.items()} if isinstance(obs, dict) else obs[valid]
-        self._set(self.moments.update(numbers_of(self._layout, rows)))
+        return RunningMoments.of(numbers_of(self._layout, rows))
+
+    def merge(self, moments: RunningMoments) -> None:
+        """Merges in what `moments_of` gave, here or elsewhere."""
+        self._set(self.moments.merge(moments))
 
     def exact(self) -> dict[str, npt.NDArray[Any]]:
         """Copies of count, mean and M2 of the moments, by name."""

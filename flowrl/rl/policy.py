@@ -159,7 +159,7 @@ class Policy(WithCritics):
             ValueError: the module's params or values have the wrong shape.
             KeyError: a column is missing.
         """
-        if isinstance(batch, SequenceBatch):
+        if self.state_shapes and isinstance(batch, SequenceBatch):
             return self._rows_of_sequences(batch)
         obs = map_obs(_tensor, _tree(batch, "obs"))
         if self.layout.mask is not None and MASK not in batch:
@@ -196,8 +196,7 @@ class Policy(WithCritics):
 
     def _rows_of_sequences(self, batch: SequenceBatch) -> PolicyOut:
         steps = batch.steps
-        below = {name.removeprefix("obs/"): column for name, column in steps.items() if name.startswith("obs/")}
-        out = self.run_sequence(below or steps["obs"], steps.get(MASK), dict(batch.initial), steps[STARTS])
+        out = self.run_sequence(batch.steps_of("obs"), steps.get(MASK), dict(batch.initial), steps[STARTS])
         return self.head.rows(out, batch.valid_TN)
 
     def _network(self, obs: TensorObs) -> Any:

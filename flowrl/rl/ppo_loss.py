@@ -68,7 +68,7 @@ class PPOLoss:
             advantages_B = standardized(advantages_B, getattr(batch, "whole", batch)["advantages"])
         logp_B, entropy_B = out.dist.logp_and_entropy(batch["actions"])
         old_values_B = None if clip_value is None else batch["values"]
-        surrogate, squared_error, kl, clip_fraction = _Surrogates.apply(
+        surrogate, squared_error, kl, clip_fraction = Surrogates.apply(
             logp_B, out.values, batch["logp"], advantages_B, batch["returns"], clip, old_values_B, clip_value
         )
         entropy = entropy_B.mean() if entropy_cost else entropy_B.detach().mean()
@@ -90,7 +90,7 @@ class PPOLoss:
         return {name: value for name, value in present.items() if value is not None and callable(getattr(self, name))}
 
 
-class _Surrogates(torch.autograd.Function):
+class Surrogates(torch.autograd.Function):
     """−mean(min(r·A, clip(r)·A)), mean((V − return)²) and two diagnostics, with the gradients written out.
 
     The gradients are by products of the forward pass: ∂/∂logp = −r·A/B where the unclipped term is the

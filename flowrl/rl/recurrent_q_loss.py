@@ -15,7 +15,7 @@ from flowrl.rl.observations import MASK, NEXT_MASK
 from flowrl.rl.policy import Policy, TensorObs, map_obs
 from flowrl.rl.q_losses import COLUMNS
 from flowrl.rl.rescaling import rescaled, unscaled
-from flowrl.rl.sequences import STARTS, SequenceBatch
+from flowrl.rl.sequences import STARTS, SequenceBatch, map_pairs
 from flowrl.rl.spec import Progress
 from flowrl.rl.tensors import TensorBatch
 
@@ -141,18 +141,7 @@ def seen_by(batch: SequenceBatch) -> Seen:
         extended[1:] = torch.where(place, after, extended[1:])
         return extended
 
-    def columns(root: str) -> Tensor | dict[str, Tensor]:
-        below = {name[len(root) + 1 :]: x for name, x in steps.items() if name.startswith(root + "/")}
-        return below or steps[root]
-
-    obs, after = columns("obs"), columns("next_obs")
-    seen: TensorObs
-    if isinstance(obs, dict) and isinstance(after, dict):
-        seen = {path: shown(part, after[path]) for path, part in obs.items()}
-    else:
-        assert isinstance(obs, Tensor)
-        assert isinstance(after, Tensor)
-        seen = shown(obs, after)
+    seen = map_pairs(shown, batch.steps_of("obs"), batch.steps_of("next_obs"))
     mask_SNA = shown(steps[MASK], steps[NEXT_MASK]) if MASK in steps and NEXT_MASK in steps else None
     return Seen(seen, mask_SNA, starts_SN, ends_TN | begins_next_TN, alone_TN)
 

@@ -1,15 +1,18 @@
-"""Advantages and returns over time-major arrays (NumPy)."""
+"""Advantages and returns over time-major arrays: NumPy, and torch for what is computed anew at every update."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from flowrl.batch import Batch
 from flowrl.numbers import check_whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Float32 = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
@@ -59,6 +62,87 @@ def gae(
         advantages_TN[t] = advantage_N
     returns_TN = advantages_TN + values_TN
     return advantages_TN.astype(np.float32), returns_TN.astype(np.float32)
+
+
+class VTrace(NamedTuple):
+    """What values are trained towards, and what policy gradients are weighted by; (T, N) each, without gradient."""
+
+    targets_TN: Tensor
+    pg_advantages_TN: Tensor
+
+
+def vtrace(
+    behaviour_logp_TN: Tensor,
+    target_logp_TN: Tensor,
+    rewards_TN: Tensor,
+    values_TN: Tensor,
+    next_values_TN: Tensor,
+    terminated_TN: Tensor,
+    truncated_TN: Tensor,
+    *,
+    discount: float,
+    rho_clip: float = 1.0,
+    c_clip: float = 1.0,
+    pg_rho_clip: float = 1.0,
+    vtrace_lambda: float = 1.0,
+    valid_TN: Tensor | None = None,
+) -> VTrace:
+    """V-trace targets and advantages (arXiv:1802.01561, section 4.1, remark 2), float32 tensors (T, N).
+
+    With r_t = exp(target_logp − behaviour_logp), ρ = min(rho_clip, r), c = vtrace_lambda · min(c_clip, r),
+
+        v_t = V_t + δ_t + discount·c_t·(v_{t+1} − V_{t+1}),   δ_t = ρ_t·(reward_t + discount·V'_t − V_t)
+        A_t = min(pg_rho_clip, r_t)·(reward_t + discount·(V'_t + vtrace_lambda·(v_{t+1} − V_{t+1})) − V_t)
+
+    where V' is `next_values_TN`, the value of the state that followed (at an episode's end the final observation's).
+    A terminated step bootstraps from 0, a truncated one from V'; over both v − V is not carried, nor behind the last
+    step, which counts as the others do; both set counts as terminated. Of equal policies these are the λ-returns and
+    advantages of `gae` (vtrace_lambda=1: n-step returns). An invalid row (a reset that is no transition) has
+    advantage 0 and target V_t, and nothing passes through it, NaN neither. A clip of infinity clips nothing. Sums are
+    carried in float64.
+
+    Raises:
+        ValueError: a tensor is not (T, N) or not of the shape of the rewards; a number is out of range.
+    """
+    check_fractions(discount=discount, vtrace_lambda=vtrace_lambda)
+    for name, clip in (("rho_clip", rho_clip), ("c_clip", c_clip), ("pg_rho_clip", pg_rho_clip)):
+        if not clip >= 0.0:
+            raise ValueError(f"{name} must be at least 0, got {clip}")
+    rest = {
+        "behaviour_logp_TN": behaviour_logp_TN, "target_logp_TN": target_logp_TN, "values_TN": values_TN,
+        "next_values_TN": next_values_TN, "terminated_TN": terminated_TN, "truncated_TN": truncated_TN,
+        **({} if valid_TN is None else {"valid_TN": valid_TN}),
+    }  # fmt: skip
+    _check_shape("rewards_TN", rewards_TN.shape, None)
+    for name, tensor in rest.items():
+        _check_shape(name, tensor.shape, rewards_TN.shape)
+    terminated_TN, truncated_TN = terminated_TN.bool(), truncated_TN.bool()
+    valid_TN = None if valid_TN is None else valid_TN.bool()
+    ratio_TN = (target_logp_TN.detach().double() - behaviour_logp_TN.detach().double()).exp()
+    rewards_TN, v_TN = rewards_TN.double(), values_TN.detach().double()
+    goes_on_TN = ~(terminated_TN | truncated_TN)
+    bootstrap_TN = next_values_TN.detach().double().masked_fill(terminated_TN, 0.0)
+    delta_TN = ratio_TN.clamp(max=rho_clip) * (rewards_TN + discount * bootstrap_TN - v_TN)
+    carry_TN = ratio_TN.clamp(max=c_clip) * (discount * vtrace_lambda)
+    error_SN = _summed_backwards(_where(valid_TN, delta_TN), _where(valid_TN, _where(goes_on_TN, carry_TN)))
+    following_TN = bootstrap_TN + vtrace_lambda * _where(goes_on_TN, error_SN[1:])
+    advantages_TN = ratio_TN.clamp(max=pg_rho_clip) * (rewards_TN + discount * following_TN - v_TN)
+    return VTrace((v_TN + error_SN[:-1]).float(), _where(valid_TN, advantages_TN).float())
+
+
+def _where(mask_TN: Tensor | None, x_TN: Tensor) -> Tensor:
+    """x where the mask is true, else 0: no product, as what stands in a row that is no transition must not matter."""
+    return x_TN if mask_TN is None else x_TN.masked_fill(~mask_TN, 0.0)
+
+
+def _summed_backwards(delta_TN: Tensor, carry_TN: Tensor) -> Tensor:
+    """e_t = δ_t + carry_t·e_{t+1} from e_T = 0 on: (T + 1, N)."""
+    import torch  # here, as workers that use the functions above do without it
+
+    errors = [torch.zeros_like(delta_TN[0])]
+    for delta_N, carry_N in zip(reversed(delta_TN.unbind()), reversed(carry_TN.unbind()), strict=True):
+        errors.append(torch.addcmul(delta_N, carry_N, errors[-1]))
+    return torch.stack(errors[::-1])
 
 
 def n_step(batch: Batch, *, discount: float, n: int) -> Batch:
@@ -121,8 +205,12 @@ def check_fractions(**fractions: float) -> None:
 
 def _time_major(name: str, value: npt.ArrayLike, shape: tuple[int, ...] | None) -> Array:
     array = np.asarray(value)
-    if array.ndim != 2:
-        raise ValueError(f"{name} must be time-major (T, N), got shape {array.shape}")
-    if shape is not None and array.shape != shape:
-        raise ValueError(f"{name} has shape {array.shape}, but rewards_TN has {shape}; all must be (T, N)")
+    _check_shape(name, array.shape, shape)
     return array
+
+
+def _check_shape(name: str, found: Sequence[int], shape: Sequence[int] | None) -> None:
+    if len(found) != 2:
+        raise ValueError(f"{name} must be time-major (T, N), got shape {tuple(found)}")
+    if shape is not None and found != shape:
+        raise ValueError(f"{name} has shape {tuple(found)}, but rewards_TN has {tuple(shape)}; all must be (T, N)")

@@ -23,16 +23,18 @@ def batch_of(batch: Batch | MultiAgentBatch, policy_id: str) -> Batch | None:
     return None if mine is None or mine.env_steps == 0 else mine
 
 
-def rows_of(batch: Batch, policy: Policy, needs: frozenset[str], where: str) -> TensorBatch:
-    """The needed columns as tensors, and of `OPTIONAL` those that are there; sequences for a policy with memory.
+def rows_of(batch: Batch, policy: Policy, needs: frozenset[str], where: str, *, sequences: bool = False) -> TensorBatch:
+    """The needed columns as tensors, and of `OPTIONAL` those that are there.
+
+    They are sequences for a policy with memory, and for a loss that is one over time (`sequences`).
 
     Raises:
         KeyError: a column is missing.
-        ValueError: the policy has memory and the batch is not time-major.
+        ValueError: sequences are wanted and the batch is not time-major.
         FloatingPointError: a valid row is not finite.
     """
     needs = needs.union(name for name in OPTIONAL if name in batch)
-    if policy.state_shapes:
+    if policy.state_shapes or sequences:
         return sequences_of(batch, needs, policy.state_shapes, where)
     return tensors_of(batch, needs, where)
 

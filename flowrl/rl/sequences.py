@@ -1,8 +1,8 @@
-"""Training batches of whole sequences, for policies with memory: losses see rows, the network sees time."""
+"""Training batches of whole sequences, for memories and losses over time: losses see rows, the network sees time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -53,6 +53,11 @@ class SequenceBatch(TensorBatch):
         """N, the number of sequences."""
         return self.valid_TN.shape[1]
 
+    def steps_of(self, root: str) -> Tensor | dict[str, Tensor]:
+        """The column `root` (T, N, ...), or else the columns below it as a dict by their path from there on."""
+        below = {name[len(root) + 1 :]: x_TN for name, x_TN in self.steps.items() if name.startswith(root + "/")}
+        return below or self.steps[root]
+
     def where(self, mask_B: Tensor, *, whole: TensorBatch | None = None) -> SequenceBatch:
         """Only the rows where the mask (B,) is true; the network still sees all steps."""
         valid_TN = torch.zeros_like(self.valid_TN)
@@ -78,7 +83,9 @@ class SequenceBatch(TensorBatch):
 
 
 def sequences_of(batch: Batch, needs: Iterable[str], states: Iterable[str], where: str) -> SequenceBatch:
-    """The needed columns of a time-major batch, `starts`, and the states that its sequences begin with.
+    """The needed columns of a time-major batch; for a policy with memory also `starts` and its first states.
+
+    states: the names of its states; none for a policy without memory.
 
     Floats become float32. Rows that are no transitions may hold anything; the network gets zeros for what is not
     finite there. `where` begins an error's text.
@@ -90,16 +97,30 @@ def sequences_of(batch: Batch, needs: Iterable[str], states: Iterable[str], wher
     """
     if not batch.time_major:
         raise ValueError(
-            f"{where}: a policy with memory trains on sequences and needs a time-major batch (T, N), got {batch!r}; "
-            "leave out what takes single rows before the learner (flat, replay of transitions)"
+            f"{where}: {'a policy with memory' if states else 'this loss'} trains on sequences and needs a time-major "
+            f"batch (T, N), got {batch!r}; leave out what takes single rows before the learner (flat, replay of "
+            "transitions)"
         )
-    names = dict.fromkeys(name for need in (*sorted(needs), STARTS) for name in columns_of(batch, need, where))
+    states = tuple(states)
+    with_memory = (STARTS,) if states else ()
+    names = dict.fromkeys(name for need in (*sorted(needs), *with_memory) for name in columns_of(batch, need, where))
     steps = {name: _steps(batch, name, where) for name in names}
     initial = {}
     for state in states:
         (column,) = columns_of(batch, STATE + state, where)
         initial[state] = torch.tensor(batch[column][0], dtype=torch.float32)
     return SequenceBatch(steps, initial, torch.tensor(batch.valid))
+
+
+def map_pairs(
+    function: Callable[[Tensor, Tensor], Tensor], one: Tensor | dict[str, Tensor], other: Tensor | dict[str, Tensor]
+) -> Tensor | dict[str, Tensor]:
+    """The function of two observations, or of each part of two nested ones of the same layout."""
+    if isinstance(one, dict):
+        assert isinstance(other, dict)
+        return {path: function(part, other[path]) for path, part in one.items()}
+    assert isinstance(other, Tensor)
+    return function(one, other)
 
 
 def _steps(batch: Batch, name: str, where: str) -> Tensor:

@@ -68,6 +68,9 @@ class Unroll:
         mask_N: (N, P), which may be taken. starts_N: (N,), where an episode begins, for a policy with memory.
         """
         params, values = self._step(t, obs_N, starts_N) if self.state_SN else self._forward(obs_N)
+        return self._chosen(t, params, values, mask_N)
+
+    def _chosen(self, t: int, params: Floats, values: Floats | None, mask_N: Mask | None) -> Array:
         if mask_N is not None:
             if self.masks_TN is None:
                 self.masks_TN = np.ones(self._params.shape, np.bool_)
@@ -136,8 +139,7 @@ class Unroll:
             last = {name: h_SN[-1] for name, h_SN in self.state_SN.items()}
             self._values[-1] = self._values_of(map_arrays(lambda x: x[-1], obs_SN), last, mask_N)
         else:
-            rows = map_arrays(lambda x: x.reshape(-1, *x.shape[2:]), obs_SN)
-            self._values = self._net.values(rows).reshape(self._values.shape)
+            self._values = self._all_values(rows_of(obs_SN)).reshape(self._values.shape)
         check_finite("values", self._values)
         return logp_TN, self._values
 
@@ -156,6 +158,9 @@ class Unroll:
             return None
         return np.take_along_axis(self._params, self.actions_TN[..., None], -1)[..., 0]
 
+    def _all_values(self, rows: Obs) -> Floats:
+        return self._net.values(rows)
+
     def _values_of(self, obs_N: Obs, state: State, mask: Mask | None) -> Floats:
         if not state and not self._net.greedy:
             return self._net.values(obs_N)
@@ -163,3 +168,9 @@ class Unroll:
             return masked(self._net.forward(obs_N)[0], mask).max(-1)
         params, values, _ = self._net.step(obs_N, state, np.zeros(num_rows(obs_N), np.bool_))
         return masked(params, mask).max(-1) if self._net.greedy else values
+
+
+def rows_of(obs_SN: Obs) -> Obs:
+    """Observations (T + 1, N, ...) as rows."""
+    rows: Obs = map_arrays(lambda x: x.reshape(-1, *x.shape[2:]), obs_SN)
+    return rows

@@ -10,11 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from flowrl.batch import Batch
-from flowrl.errors import add_note
-from flowrl.metrics import Listed, Moments, Sum
 from flowrl.ref import Answer
 from flowrl.rl.acting import State
-from flowrl.rl.collect import collect, columns_of, first_obs
+from flowrl.rl.collect import collect
 from flowrl.rl.envs import EnvSource, WorkersEnvironments
 from flowrl.rl.envstate import freeze, thaw
 from flowrl.rl.epsilon import Epsilon, checked_epsilon, restored_epsilon
@@ -24,6 +22,7 @@ from flowrl.rl.halves import HalvesView, check_double_buffer, view_of
 from flowrl.rl.inference import Inference, make_inference
 from flowrl.rl.normalize import RewardScaling, RunningMoments
 from flowrl.rl.observations import Obs, map_arrays
+from flowrl.rl.remote import AsksForActions
 from flowrl.rl.spec import ACTOR_HEADS, PolicySpec, Spaces
 from flowrl.rl.unroll import Unroll
 from flowrl.rl.vector import child
@@ -35,7 +34,7 @@ COLUMNS = frozenset(("obs", "actions", "rewards", "terminated", "truncated", "va
 ENVS, ACTIONS, WEIGHTS = range(3)  # the worker's streams of random numbers, below its seed
 
 
-class RolloutWorker:
+class RolloutWorker(AsksForActions):
     """Steps `num_envs` copies of an environment with a policy; each `sample` is one fragment.
 
     Args:
@@ -44,7 +43,8 @@ class RolloutWorker:
         steps: T, the steps of a fragment.
         num_envs: N, the copies that are stepped together.
         env_kwargs: keyword arguments of the environment.
-        env_options: wrappers, frame skip and stack, how the copies are stepped (`flowrl.rl.wrappers.EnvOptions`).
+        env_options: wrappers, frame skip and stack, how the copies are stepped, double-buffered if wanted
+            (`flowrl.rl.wrappers.EnvOptions`).
         reward_clip: rewards are clipped to ±reward_clip for training, after they were normalized.
         normalize_rewards: a discount; rewards are divided by the standard deviation of the return under it
             (`flowrl.rl.normalize.RewardScaling`).
@@ -91,7 +91,7 @@ class RolloutWorker:
         self._running = Running.fresh(num_envs)
         self._obs_N: Obs | None = None  # None: the next sample begins new episodes
         self._state: State = {}
-        self._steps_taken = 0
+        self._steps_taken = self.env_steps = 0
         self._epsilon: Epsilon = 0.0
         self.set_policy(policy)
 
@@ -125,48 +125,10 @@ class RolloutWorker:
         """
         fragment = Fragment(self._steps, self._num_envs, self._view.layout)
         unroll = Unroll(self._net, self._steps, self._num_envs, self._rng, self._epsilon, self._state)
-        before, obs_N, self._obs_N = self._steps_taken, self._obs_N, None
-        try:
-            fragment.put(0, self._first_obs() if obs_N is None else obs_N)
+        with self._located(fragment):
+            self._begin(fragment)
             collect(fragment, unroll, self._view)
-            valid_TN = fragment.close_rows(self._running, self._source.phantom_rows)
-            fragment.check(valid_TN, self._running, before)
-            columns = columns_of(fragment, unroll, self._view.mask_N, next_obs=self._next_obs)
-        except Exception as error:
-            add_note(
-                error,
-                f"in worker {self._index} of {self._count}, environment {self._source.name} (one of its "
-                f"{self._num_envs}), after {before + fragment.taken} vector steps",
-            )
-            raise
-        finally:
-            self._steps_taken = before + fragment.taken
-        returns, lengths = fragment.episodes(valid_TN, self._running)
-        self._obs_N = map_arrays(lambda array: array[-1], fragment.obs_SN)
-        self._state = {name: h_SN[-1] for name, h_SN in unroll.state_SN.items()}
-        metrics = {"episode_return": Listed(returns), "episode_length": Listed(lengths), "episodes": Sum(len(returns))}
-        env_steps = int(np.count_nonzero(valid_TN))
-        if self._source.frame_skip > 1:
-            metrics["frames"] = Sum(env_steps * self._source.frame_skip)
-        if self._rewards.active:
-            columns["rewards"] = self._scaled(fragment, valid_TN, metrics)
-        return Answer(
-            Batch({**columns, "valid": valid_TN}, time_major=True), metrics, self._version, env_steps=env_steps
-        )
-
-    def _scaled(
-        self, fragment: Fragment, valid_TN: npt.NDArray[np.bool_], metrics: dict[str, Any]
-    ) -> npt.NDArray[np.float32]:
-        done_TN = fragment.terminated_TN | fragment.truncated_TN
-        rewards_TN, added = self._rewards.scale(fragment.rewards_TN, done_TN, valid_TN)
-        if added is not None:
-            metrics["reward_moments"] = Moments(added.count, float(added.mean), float(added.m2))
-        return rewards_TN.astype(np.float32)
-
-    def _first_obs(self) -> Obs:
-        self._running = Running.fresh(self._num_envs)
-        self._rewards.begin()
-        return first_obs(self._view, self._steps_taken)
+            return self._finished(fragment, unroll, self._version)
 
     # the policy
     def spaces(self) -> dict[str, Spaces]:
@@ -183,6 +145,14 @@ class RolloutWorker:
         self._check_policy(policy)
         self._net.set_weights(flat)
         self._flat, self._version = np.array(flat, np.float32), version
+
+    def get_weights(self) -> tuple[npt.NDArray[np.float32], int]:
+        """The flat weights that it acts with, and their version; the array is the worker's own, not to be changed."""
+        return self._flat, self._version
+
+    def set_env_steps(self, env_steps: int) -> None:
+        """Takes the run's count of environment steps, which schedules of what is computed here are functions of."""
+        self.env_steps = env_steps
 
     def set_policy(self, spec: PolicySpec, flat: npt.NDArray[np.float32] | None = None, version: int = 0) -> None:
         """Puts another policy in place; without weights it begins with its initial ones."""

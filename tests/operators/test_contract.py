@@ -16,6 +16,9 @@ from flowrl import Batch, Context, Local, MultiAgentBatch, Operator, functions
 from flowrl.engine.view import NodeView
 from flowrl.operators import (
     AddAdvantages,
+    ApplyGradients,
+    AverageGradients,
+    ComputeGradients,
     ConcatBatches,
     EvaluateEvery,
     InitialPriorities,
@@ -36,6 +39,8 @@ from flowrl.operators import (
 )
 from flowrl.operators.policies import _Kept
 from flowrl.operators.training import TrainInfo
+from flowrl.rl import PolicySpec, RolloutWorker, losses
+from flowrl.rl.gradient_batch import Gradients
 from flowrl.testing import check_operator
 
 
@@ -82,6 +87,10 @@ PARTS = [parts(seed) for seed in range(4)]
 NUMBERS = [3, 1, 4, 1, 5]
 LEARNER = flowrl.actor(Learner, name="learner")
 
+SPEC = PolicySpec(hidden=(4,))
+WORKER = RolloutWorker("CartPole-v1", SPEC, steps=6, num_envs=2, next_obs=True, seed=0)
+ACTED = [WORKER.sample().payload for _ in range(3)]
+
 CASES: list[tuple[Operator[Any, Any], list[Any]]] = [
     (AddAdvantages(0.9, 0.8), FRAGMENTS),
     (Standardize(("rewards", "values")), FRAGMENTS),
@@ -104,6 +113,9 @@ CASES: list[tuple[Operator[Any, Any], list[Any]]] = [
     (StoreToReplay(LEARNER, in_flight=3), []),
     (SelectPolicies(("a", "c")), PARTS),
     (_Kept(("b",)), PARTS),
+    (ComputeGradients(SPEC, losses.VTraceLoss()), ACTED),
+    (AverageGradients(2), [Gradients.of([1.0, 2.0], rows) for rows in (1, 0, 3)]),
+    (ApplyGradients(LEARNER, in_flight=2), []),
     (functions.Function(abs), NUMBERS),
     (functions.Filter(lambda x: x > 2), NUMBERS),
     (functions.Tap(lambda x, ctx: None), NUMBERS),
@@ -128,8 +140,10 @@ def context() -> Iterator[Callable[[], Context]]:
 
 @pytest.mark.parametrize(("op", "items"), CASES, ids=[type(op).__name__ for op, _ in CASES])
 def test_the_contract(op, items, context):
+    if isinstance(op, ComputeGradients):
+        return check_operator(op, items, ctx=Context("node", actor=WORKER))
     needs_a_run = isinstance(op, SendWeights | ReportMetrics | ShareRewardMoments | SetEpsilon | MixInReplay)
-    check_operator(op, items, ctx=context() if needs_a_run else None)
+    return check_operator(op, items, ctx=context() if needs_a_run else None)
 
 
 def test_every_operator_is_checked():

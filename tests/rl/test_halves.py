@@ -16,6 +16,7 @@ from gymnasium.vector import SyncVectorEnv
 import flowrl
 from flowrl.algorithms import PPOConfig
 from flowrl.operators import ParallelRollouts
+from flowrl.rl import InferenceServer
 from flowrl.rl.envs import EnvSource
 from flowrl.rl.spec import PolicySpec
 from flowrl.rl.worker import RolloutWorker
@@ -27,7 +28,9 @@ SEEN, FIVE = gym_spaces.Box(-1, 1, (3,)), gym_spaces.Discrete(5, start=2)
 WITH_MASK = gym_spaces.Dict(seen=SEEN, action_mask=gym_spaces.MultiBinary(5))
 BOX = gym_spaces.Box(-1, 2, (2,), np.float32)
 INNER = PolicySpec(hidden=(8,))
-QUIET = pytest.mark.filterwarnings("ignore:.*(Received the following error|Raising the last exception).*")
+QUIET = pytest.mark.filterwarnings(
+    "ignore:.*(ERROR: Traceback|Received the following error|Raising the last exception).*"
+)
 CASES: dict[str, tuple[EnvSource, PolicySpec, dict[str, Any]]] = {
     "walk": (Walk, INNER, {}),
     "three": (Walk, INNER, {"num_envs": 3}),
@@ -153,6 +156,25 @@ def test_one_half_steps_while_the_other_halfs_actions_are_computed() -> None:
     (name,) = Meeting.threads
     assert name.startswith("environments")
     worker.close()
+
+
+@pytest.mark.parametrize("case", ["memory", "mask_obs", "nested"])
+@pytest.mark.parametrize("vector", ["sync", "async"])
+def test_central_inference_steps_both_halves(case: str, vector: str) -> None:
+    env, spec, _ = CASES[case]
+    reset = {"autoreset": "same_step"}
+    plain = worker_of(env, spec, double=False, options=reset, next_obs=True)
+    double, server = (
+        worker_of(env, spec, double=True, options={"vector": vector, **reset}, next_obs=True),
+        InferenceServer(),
+    )
+    server.set_weights(plain.get_state()["weights"], 0)
+    for _ in range(2):
+        asked: Any = double.begin_sample()
+        while not hasattr(asked, "metrics"):
+            asked = double.go_on(server.serve(("worker",), asked.payload).payload, 0)
+        assert_same(plain.sample(), asked)
+    double.close()
 
 
 # state

@@ -1,0 +1,73 @@
+"""What every algorithm has: an environment, workers that collect from it, and evaluations beside training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from flowrl import ActorGroup, Flow, actor, actors, rl
+from flowrl.numbers import check_fields, check_whole
+from flowrl.operators import EvaluateEvery
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class CollectingConfig:
+    """The settings that all algorithms share."""
+
+    env: Any = "CartPole-v1"
+    """A Gymnasium id, a factory, or "package.module:Name"."""
+    env_kwargs: Mapping[str, Any] | None = None
+    """Keyword arguments of the environment."""
+    env_options: rl.EnvOptions = field(default_factory=rl.EnvOptions)
+    """Wrappers, frame skip and stack, Atari's preprocessing; whether copies run in this process or in their own."""
+    policy: rl.PolicySpec = field(default_factory=rl.PolicySpec)
+    """What the policy is made of."""
+    num_workers: int = 2
+    """Rollout workers: the shards of the graph."""
+    envs_per_worker: int = 8
+    """Copies of the environment that a worker steps together."""
+    unroll: int = 16
+    """Steps of each environment in a fragment."""
+    reward_clip: float | None = None
+    """Rewards are clipped to ± this for training; returns are reported raw."""
+    evaluate_every_env_steps: int | None = None
+    """Evaluate after so many environment steps again and again, on an actor of its own; None: never."""
+    evaluate_episodes: int = 20
+    """Episodes of an evaluation, played greedily, without exploration."""
+    video_dir: str | None = None
+    """Where each evaluation leaves a video of its first episode; needs the extra `video`."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, whole=("num_workers", "envs_per_worker", "unroll"))
+        check_whole("evaluate_episodes", self.evaluate_episodes)
+        if self.evaluate_every_env_steps is not None:
+            check_whole("evaluate_every_env_steps", self.evaluate_every_env_steps)
+        elif self.video_dir is not None:
+            raise ValueError(f"video_dir={self.video_dir!r} is for evaluations: set evaluate_every_env_steps too")
+
+
+def workers_of(cfg: CollectingConfig, **more: Any) -> ActorGroup[rl.RolloutWorker]:
+    """The rollout workers of a config; `more` are further arguments of theirs."""
+    return actors(
+        rl.RolloutWorker, cfg.env, cfg.policy, steps=cfg.unroll, num_envs=cfg.envs_per_worker,
+        env_kwargs=cfg.env_kwargs, env_options=cfg.env_options, reward_clip=cfg.reward_clip,
+        count=cfg.num_workers, name="workers", **more,
+    )  # fmt: skip
+
+
+def evaluated(trained: Flow[T], cfg: CollectingConfig, learner: ActorGroup[Any]) -> Flow[T]:
+    """The same items, and evaluations beside them if the config wants any.
+
+    They are played on environments without what is for training only (clipped rewards), by actors of their own.
+    """
+    if cfg.evaluate_every_env_steps is None:
+        return trained
+    evaluators = actor(
+        rl.Evaluator, cfg.env, cfg.policy, env_kwargs=cfg.env_kwargs, env_options=cfg.env_options,
+        num_envs=cfg.envs_per_worker, video_dir=cfg.video_dir, name="evaluators",
+    )  # fmt: skip
+    every = EvaluateEvery(evaluators, learner, env_steps=cfg.evaluate_every_env_steps, episodes=cfg.evaluate_episodes)
+    return trained.for_each(every)

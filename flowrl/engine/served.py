@@ -1,0 +1,227 @@
+"""Gathers over shards that ask a server on the way to each item: their questions are answered many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flowrl.engine.calls import ANSWERED, ERROR, LOST, OUT, ActorState, Arrived, Call
+from flowrl.engine.gathers import AsyncGatherCursor, GatherCursor, ShardFeed, SyncGatherCursor
+from flowrl.engine.host import QUERY
+from flowrl.engine.stats import NodeStats
+from flowrl.errors import ActorDied
+from flowrl.failures import Restart
+from flowrl.ref import Leaf, Ref
+
+
+class Turn:
+    """One step asked of a shard, with all the questions on its way. Stands among the feed's calls as one that is out.
+
+    call: the message that is out for it, to the shard or to the server; None while it waits for either.
+    """
+
+    __slots__ = ("begun", "call", "owner", "state")
+
+    def __init__(self, feed: ShardFeed):
+        self.owner = feed
+        self.state = OUT  # until it is taken from the feed's calls
+        self.begun = False
+        self.call: Call | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return self.call is None or self.call.done
+
+    @property
+    def sent(self) -> Any:
+        """The message to wait for."""
+        return None if self.call is None else self.call.sent
+
+
+class Desk:
+    """What one server has before it: turns under way, questions that wait, and the call that is out."""
+
+    def __init__(self, state: ActorState):
+        self.state = state
+        self.open: dict[Turn, None] = {}
+        self.waiting: dict[Turn, Ref[Any]] = {}
+        self.out: Call | None = None
+        self.deaths = 0  # in a row
+
+    def drop(self) -> None:
+        """Forgets turns that are under way no longer."""
+        for turn in list(self.open):
+            first: Any = turn.owner.calls[0] if turn.owner.calls else None
+            if not turn.begun or first is not turn:
+                self.leave(turn)
+
+    def leave(self, turn: Turn) -> None:
+        """A turn is over."""
+        self.open.pop(turn, None)
+        self.waiting.pop(turn, None)
+
+
+class Served(GatherCursor):
+    """Mixed into a gather: its shards answer with a Query until they answer with their items.
+
+    A server is sent all questions that wait as soon as its call before is answered; in `lockstep`, so that timing
+    cannot change which go together, not before every shard that is under way has asked.
+    """
+
+    lockstep = False
+
+    def serve(self, servers: Mapping[ShardFeed, ActorState]) -> None:
+        """Says which server answers each shard's questions; called once."""
+        desks = {state: Desk(state) for state in servers.values()}
+        self._desks = {feed: desks[state] for feed, state in servers.items()}
+        self._of_server = desks
+        self._place = {feed: place for place, feed in enumerate(self.feeds)}
+        for state in desks:
+            self.run.watch(state, self)
+        self._send, self._pull = self._pull, self._turn
+
+    def _turn(
+        self, state: ActorState, key: str, node: str, stats: NodeStats, feed: ShardFeed, arrived: Arrived
+    ) -> Call | Turn:
+        """In place of a pull: a turn, which begins when the one before it is over."""
+        if feed not in self._desks:  # a shard of another source, which asks nobody
+            return self._send(state, key, node, stats, feed, arrived)
+        turn = Turn(feed)
+        if not feed.calls:
+            self._begin(turn)
+        return turn
+
+    def _begin(self, turn: Turn) -> None:
+        """Pulls a shard, if somebody would answer its questions."""
+        feed = turn.owner
+        desk = self._desks[feed]
+        if turn.begun or feed.restarting or not desk.state.up:
+            return
+        turn.begun = True
+        turn.call = self._send(feed.state, feed.key, self.name, self.stats, turn, self._arrived)
+        if turn.call.state is OUT:
+            desk.open[turn] = None
+        else:  # nobody was there to be asked
+            turn.state = LOST
+
+    def _begin_next(self, feed: ShardFeed) -> None:
+        turn: Any = feed.calls[0] if feed.calls else None
+        if turn is not None:
+            self._begin(turn)
+            if turn.state is not OUT:
+                super().arrived(turn)
+
+    def arrived(self, call: Call) -> None:
+        turn: Any = call.owner
+        if not isinstance(turn, Turn):  # of a shard that asks nobody, or a turn itself
+            super().arrived(call)
+            return
+        feed = turn.owner
+        if not feed.calls or feed.calls[0] is not turn or turn.call is not call:
+            self.run.calls.merge_metrics(call)  # of a turn that was given up
+            return
+        desk = self._desks[feed]
+        if call.state is ANSWERED and call.record.status == QUERY:
+            turn.call = None
+            if not self.closed:
+                desk.waiting[turn] = call.ref(0, call.infos[0])
+                self._flush(desk)
+            return
+        feed.calls.popleft()
+        desk.leave(turn)
+        self._take(feed, call)
+        self._begin_next(feed)
+        self._flush(desk)
+
+    def _flush(self, desk: Desk) -> None:
+        """Sends the questions that wait, if the server is free."""
+        if desk.out is not None or not desk.waiting or not desk.state.up:
+            return
+        if self.lockstep and len(desk.waiting) < len(desk.open):
+            return
+        turns = sorted(desk.waiting, key=lambda turn: self._place[turn.owner])
+        questions = [desk.waiting[turn] for turn in turns]
+        desk.waiting.clear()
+        names = tuple(turn.owner.handle.name for turn in turns)
+        call = self.run.calls.ask(desk.state, "serve", [names, *questions], {}, desk.state.group)
+        call.owner, call.arrived = turns, self._served
+        desk.out = call
+        for turn in turns:
+            turn.call = call
+        if call.state is not OUT:
+            self._served(call)
+
+    def _served(self, call: Call) -> None:
+        """Hands the answers of a server on, each shard its own."""
+        desk = self._of_server[call.actor]
+        if desk.out is call:
+            desk.out = None
+        if self.closed or call.state is LOST:
+            return
+        if call.state is ERROR:
+            self.run.fail(call, self.feeds[0].node)
+            return
+        desk.deaths = 0
+        answers: Ref[Any] = Ref(Leaf(call, 0), call.infos[0], self.run.fetch)
+        for index, turn in enumerate(call.owner):
+            feed = turn.owner
+            if feed.calls and feed.calls[0] is turn and turn.call is call:
+                turn.call = self.run.calls.feed(feed.state, feed.key, (answers, index), self.name, turn, self._arrived)
+                if turn.call.state is not OUT:
+                    self.arrived(turn.call)
+        self._flush(desk)
+
+    def died(self, state: ActorState, reason: str) -> None:
+        if state in self._of_server:
+            self._server_died(self._of_server[state], reason)
+            return
+        super().died(state, reason)
+        for desk in self._of_server.values():
+            desk.drop()
+            self._flush(desk)
+
+    def _server_died(self, desk: Desk, reason: str) -> None:
+        """Gives up the turns under way; they begin anew when the server is up again, if the policy says so."""
+        state, policy = desk.state, self.policy
+        desk.out = None
+        for turn in desk.open:
+            turn.begun, turn.call = False, None
+        lost = len(desk.open)
+        desk.drop()
+        self.run.accounts.merge([(self.name, None, "turns_lost", "sum", float(lost), 1.0)])
+        if not isinstance(policy, Restart) or desk.deaths >= policy.times:
+            tried = f" after {desk.deaths} restarts" if isinstance(policy, Restart) else ""
+            raise ActorDied(
+                f"{state.name} died{tried}: {reason}; it answers the shards of node {self.name}, which has "
+                f"on_failure={policy!r} (only Restart(n) starts a server again)"
+            )
+        desk.deaths += 1
+        self.run.restart(state, policy.backoff_s * 2 ** (desk.deaths - 1))
+
+    def restarted(self, state: ActorState) -> None:
+        if state not in self._of_server:
+            super().restarted(state)
+            return
+        for feed, desk in self._desks.items():
+            if desk.state is state:
+                self._begin_next(feed)
+
+    def close(self) -> None:
+        super().close()
+        for desk in self._of_server.values():
+            desk.open.clear()
+            desk.waiting.clear()
+
+
+class ServedSyncGatherCursor(Served, SyncGatherCursor):
+    """Rounds of shards that a server answers, in lockstep where the graph is deterministic."""
+
+    @property
+    def lockstep(self) -> bool:  # type: ignore[override]
+        """Whether which questions go together must not depend on timing."""
+        return bool(self.run.deterministic)
+
+
+class ServedAsyncGatherCursor(Served, AsyncGatherCursor):
+    """Items of shards that a server answers, as they are ready."""

@@ -1,0 +1,192 @@
+"""Gradients as items: computed where the experience is, averaged by reference, applied by the learner."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from flowrl.batch import Batch, MultiAgentBatch
+from flowrl.handles import ActorGroup, ActorHandle, Pending
+from flowrl.numbers import check_whole
+from flowrl.operator import AskOperator, Context, Operator
+from flowrl.operators.staleness import Staleness
+from flowrl.operators.training import TrainInfo, check_one_learner, tell_spaces
+from flowrl.ref import Ref
+from flowrl.rl.gradient_batch import GRADIENTS, ROWS, Gradients
+from flowrl.rl.gradients import mean_gradient
+from flowrl.rl.loss import Loss, wants_sequences
+from flowrl.rl.policy import Policy
+from flowrl.rl.rows import batch_of, rows_of
+from flowrl.rl.spec import ACTOR_HEADS, PolicySpec, Progress
+
+COLUMNS = frozenset({GRADIENTS, ROWS})
+
+
+@dataclass
+class ComputeGradients(Operator[Batch, Gradients]):
+    """The gradient of the mean loss over each item's valid rows, computed in the shard with the weights it acts with.
+
+    Comes out as a Batch of one row with the columns `gradients` (1, P) float32 and `rows` (1,), which counts as many
+    environment steps as rows and has the version of the weights; without a row of this policy it is 0, of 0 rows. The
+    loss's metrics are the policy's. Not clipped: that is done once gradients are averaged.
+
+    The shard's actor has `get_weights()` (flat weights and version), `spaces()` and `env_steps` (what schedules are
+    functions of, see ApplyGradients), as a RolloutWorker has. There is no target network here that follows.
+
+    policy, loss: what the learner has.
+    microbatch: rows (or sequences) that go through the network at once; the gradient stays the same.
+    policy_id: whose rows are taken, where there are several policies.
+
+    Raises:
+        ValueError: a policy whose workers have only the weights of its actor; microbatch below 1.
+    """
+
+    adds: ClassVar[frozenset[str]] = COLUMNS
+
+    policy: PolicySpec
+    loss: Loss
+    microbatch: int | None = None
+    policy_id: str = "default"
+
+    def __post_init__(self) -> None:
+        if self.microbatch is not None:
+            check_whole("microbatch", self.microbatch)
+        if self.policy.head in ACTOR_HEADS:
+            raise ValueError(
+                f"ComputeGradients needs all weights where experience is made, but workers of head="
+                f"{self.policy.head!r} have only the actor's; train on the batches with TrainOneStep"
+            )
+
+    def required_columns(self) -> frozenset[str]:
+        """What the loss needs."""
+        return frozenset(self.loss.needs)
+
+    def open(self) -> None:
+        self._policy: Policy | None = None
+        self._weights: Any = None
+
+    def process(self, value: Batch | MultiAgentBatch, ctx: Context) -> Iterable[Gradients]:
+        worker = ctx.actor
+        policy, version = self._newest(worker)
+        batch = batch_of(value, self.policy_id)
+        if batch is None:
+            yield Gradients.of(np.zeros(policy.flat_parameters.shape, np.float32), 0)
+            return
+        where = f"gradients of policy {self.policy_id!r}, version {version}"
+        rows = rows_of(batch, policy, frozenset(self.loss.needs), where, sequences=wants_sequences(self.loss))
+        # A network's own noise follows from the batch: a shard that goes on from a state needs none of its own.
+        rng = np.random.default_rng(zlib.crc32(batch["actions"].tobytes()))
+        now = Progress(worker.env_steps, version)
+        made = mean_gradient(policy, self.loss, rows, now, microbatch=self.microbatch, where=where, rng=rng)
+        for name, number in made.metrics.items():
+            ctx.metrics.last(name, number, policy=self.policy_id)
+        moments = None if policy.statistics is None else policy.statistics.moments_of(batch)
+        yield Gradients.of(made.flat.numpy(), made.rows, moments)
+
+    def _newest(self, actor: Any) -> tuple[Policy, int]:
+        if self._policy is None:
+            self._policy = Policy(self.policy, actor.spaces()[self.policy_id])
+            self._policy.module.train()
+        weights, version = actor.get_weights()
+        if weights is not self._weights:
+            self._policy.set_weights(weights)
+            self._weights = weights
+        return self._policy, version
+
+    def get_state(self) -> dict[str, Any]:
+        return {}
+
+
+@dataclass
+class AverageGradients(Operator[Gradients, Gradients]):
+    """`n` gradients as one item, by reference; the rest comes out at the end.
+
+    The learner takes their mean, weighted by rows: k equal microbatches give the update of one full batch.
+
+    n: how many; the number of workers behind gather_sync, so that each gives one.
+    """
+
+    wants: ClassVar[Literal["value", "reference"]] = "reference"
+    needs: ClassVar[frozenset[str]] = COLUMNS
+
+    n: int
+
+    def __post_init__(self) -> None:
+        check_whole("n", self.n)
+
+    def open(self) -> None:
+        self._held: list[Ref[Gradients]] = []
+
+    def process(self, value: Ref[Gradients], ctx: Context) -> Iterable[Ref[Gradients]]:
+        self._held.append(value)
+        if len(self._held) == self.n:
+            yield self._joined()
+
+    def finish(self, ctx: Context) -> Iterable[Ref[Gradients]]:
+        if self._held:
+            yield self._joined()
+
+    def _joined(self) -> Ref[Gradients]:
+        held, self._held = self._held, []
+        return Ref.concat(held)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"held": list(self._held)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._held = list(state["held"])
+
+
+@dataclass
+class ApplyGradients(AskOperator[Gradients, TrainInfo]):
+    """Has the learner take one step along each item's mean gradient; it clips, and publishes its new weights.
+
+    When the learner starts, it is told the spaces of the graph's environments, from which it builds its policy. Those
+    that an item came from are told the run's environment steps (`set_env_steps`, if they have it), which schedules in
+    the loss are functions of there.
+
+    Metrics: policy_age_p50, policy_age_p95 and sample_reuse, as TrainOneStep has them.
+
+    in_flight: gradients that are on their way to the learner at once.
+    """
+
+    needs: ClassVar[frozenset[str]] = COLUMNS
+
+    learner: ActorGroup[Any]
+    in_flight: int = 1
+
+    def __post_init__(self) -> None:
+        check_whole("in_flight", self.in_flight)
+        check_one_learner("ApplyGradients", self.learner)
+
+    def actor_started(self, handle: ActorHandle[Any], ctx: Context) -> None:
+        if handle in ctx.actors(self.learner):
+            tell_spaces(handle, ctx)
+        elif ctx.env_steps and handle in ctx.having("set_env_steps"):
+            handle.tell("set_env_steps", ctx.env_steps)
+
+    def open(self) -> None:
+        self._count: frozenset[ActorHandle[Any]] | None = None  # those that can be told the steps
+        self._staleness = Staleness()
+
+    def ask(self, value: Ref[Gradients], ctx: Context) -> Pending[TrainInfo]:
+        learner = ctx.actors(self.learner)[0]
+        if self._count is None:
+            self._count = frozenset(ctx.having("set_env_steps"))
+        for handle in ctx.origins:
+            if handle in self._count:
+                handle.tell("set_env_steps", ctx.env_steps)
+        pending = learner.ask("apply_gradients", value, env_steps=ctx.env_steps)
+        told = partial(TrainInfo.of, learner.name, value.info.env_steps, pending.ref)
+        return pending.made_from_info(partial(self._staleness.told, told, value.parts, ctx))
+
+    def get_state(self) -> dict[str, Any]:
+        return self._staleness.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._staleness.set_state(state)
