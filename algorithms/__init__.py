@@ -11,7 +11,7 @@ if __name__ != "flowrl.algorithms":
 from flowrl.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from flowrl.algorithms import a2c, a3c, apex, appo, ddpg, dqn, impala, ppo, r2d2, sac, td3
+    from flowrl.algorithms import a2c, a3c, apex, appo, ddpg, dqn, impala, ppo, ppo_and_dqn, r2d2, sac, td3
     from flowrl.algorithms.a2c import A2CConfig
     from flowrl.algorithms.a3c import A3CConfig
     from flowrl.algorithms.apex import ApexConfig
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flowrl.algorithms.dqn import DQNConfig
     from flowrl.algorithms.impala import IMPALAConfig
     from flowrl.algorithms.ppo import PPOConfig
+    from flowrl.algorithms.ppo_and_dqn import PPOAndDQNConfig
     from flowrl.algorithms.r2d2 import R2D2Config
     from flowrl.algorithms.sac import SACConfig
     from flowrl.algorithms.td3 import TD3Config
@@ -35,11 +36,12 @@ else:
             "dqn": ("DQNConfig",),
             "impala": ("IMPALAConfig",),
             "ppo": ("PPOConfig",),
+            "ppo_and_dqn": ("PPOAndDQNConfig",),
             "r2d2": ("R2D2Config",),
             "sac": ("SACConfig",),
             "td3": ("TD3Config",),
         },
-        modules=("a2c", "a3c", "apex", "appo", "ddpg", "dqn", "impala", "ppo", "r2d2", "sac", "td3"),
+        modules=("a2c", "a3c", "apex", "appo", "ddpg", "dqn", "impala", "ppo", "ppo_and_dqn", "r2d2", "sac", "td3"),
     )
 
 # What `flowrl train NAME` and `flowrl.train("name")` know: a config class by the algorithm's name.
@@ -52,6 +54,7 @@ CONFIGS = {
     "dqn": "DQNConfig",
     "impala": "IMPALAConfig",
     "ppo": "PPOConfig",
+    "ppo_and_dqn": "PPOAndDQNConfig",
     "r2d2": "R2D2Config",
     "sac": "SACConfig",
     "td3": "TD3Config",
@@ -65,6 +68,7 @@ __all__ = [
     "DDPGConfig",
     "DQNConfig",
     "IMPALAConfig",
+    "PPOAndDQNConfig",
     "PPOConfig",
     "R2D2Config",
     "SACConfig",
@@ -77,6 +81,7 @@ __all__ = [
     "dqn",
     "impala",
     "ppo",
+    "ppo_and_dqn",
     "r2d2",
     "sac",
     "td3",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from flowrl import ActorGroup, Batch, Flow, actor, rl
 from flowrl.algorithms.collecting import evaluated, workers_of
@@ -70,25 +71,31 @@ class DQNConfig(ValueConfig):
 def graph(cfg: DQNConfig) -> Flow[Summary]:
     """DQN: workers store what they see in replay shards, and the learner trains on what it draws from them."""
     workers, replay = workers_of(cfg, next_obs=True), replay_of(cfg, prioritized=cfg.prioritized)
-    learner = actor(
-        rl.Learner, cfg.policy, loss_of(cfg.policy, double=cfg.double, huber=cfg.huber),
-        learning_rate=cfg.learning_rate, max_grad_norm=cfg.max_grad_norm, adam_eps=1e-8, name="learner",
-    )  # fmt: skip
+    learner = learner_of(cfg)
     rollouts = ParallelRollouts(workers).for_each(NStep(cfg.n_step, cfg.discount)).gather_async()
     trained = rollouts.through(learn(cfg, learner, replay, workers))
     return evaluated(trained, cfg, learner).for_each(ReportMetrics())
+
+
+def learner_of(cfg: DQNConfig, *, name: str = "learner", **more: Any) -> ActorGroup[rl.Learner]:
+    """The learner of a config; `more` are further arguments of it, such as `policy_id`."""
+    return actor(
+        rl.Learner, cfg.policy, loss_of(cfg.policy, double=cfg.double, huber=cfg.huber),
+        learning_rate=cfg.learning_rate, max_grad_norm=cfg.max_grad_norm, adam_eps=1e-8, name=name, **more,
+    )  # fmt: skip
 
 
 def learn(
     cfg: DQNConfig,
     learner: ActorGroup[rl.Learner],
     replay: ActorGroup[rl.ReplayShard],
-    workers: ActorGroup[rl.RolloutWorker],
+    workers: ActorGroup[Any],
 ) -> Callable[[Flow[Batch]], Flow[TrainInfo]]:
     """The part that a mix reuses: from n-step rollouts, stored on the one hand, to weights sent on the other."""
 
     def tail(rollouts: Flow[Batch]) -> Flow[TrainInfo]:
-        stored = rollouts.for_each(SetEpsilon(workers, cfg.exploration)).for_each(StoreToReplay(replay))
+        explored = SetEpsilon(workers, cfg.exploration, policy=learner.kwargs.get("policy_id"))
+        stored = rollouts.for_each(explored).for_each(StoreToReplay(replay))
         trained = (
             Replay(replay, batch=cfg.batch, batches=cfg.batches, in_flight=cfg.in_flight, beta=cfg.beta)
             .for_each(TrainOneStep(learner, minibatch=cfg.batch, in_flight=cfg.in_flight))
