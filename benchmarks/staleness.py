@@ -167,7 +167,7 @@ def report(curves: Sequence[Curve]) -> str:
     lines = [
         "## Return against wall-clock against policy lag (`python benchmarks/staleness.py`)",
         "",
-        f"CartPole-v1, default settings, {seeds} seeds of {seconds:.0f} s each, {depths} fragments of a worker "
+        f"CartPole-v1, default settings, {seeds} seed{'s' * (seeds > 1)} of {seconds:.0f} s, {depths} fragments of a worker "
         f"under way at once, on Ray, {os.cpu_count()} cores ({platform.machine()}). The learner is slowed down so many "
         "times; lag is in versions of the weights, over the newest 100 trainings at the end; dropped: environment "
         "steps that the bound kept from the learner. Returns are of the newest 100 training episodes: at the end, and "
@@ -223,7 +223,7 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
                 )
     axes[0][0].set_ylabel("return of 100 episodes")
     axes[1][0].set_ylabel("policy lag, p95, versions")
-    axes[0][0].legend(frameon=False)
+    axes[1][-1].legend(frameon=False, loc="upper right")
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
