@@ -1,12 +1,13 @@
-"""Double-buffered sampling: what a worker samples with and without it, by how long a step and a policy take.
+"""What double-buffered sampling gains: rollout workers with and without it, by turns in one process.
 
-    python benchmarks/double_buffer.py [--step-ms 0 0.5 2] [--hidden 64 1024 2048] [--envs 8] [--seconds 2]
-                                       [--repeats 3]
+    python benchmarks/double_buffer.py [--num-envs 8] [--step-ms 0.1 1 5] [--kinds waits works]
+                                       [--policies small images] [--vectors async sync] [--seconds 2] [--pairs 5]
 
-One rollout worker in this process, its environments in processes of their own (EnvOptions(vector="async")); an
-environment computes, or sleeps, so long a step. Plain and double-buffered take turns in one run; a figure is the median
-over the repeats, in environment steps a second, the ratio is taken pair by pair. `sync` is the plain worker with its
-environments in this process, one after the other. Nothing else should run meanwhile.
+An environment's step waits (`time.sleep`, as for a simulator elsewhere or one that releases Python's lock) or works (a
+loop in Python, a fixed amount of it), each copy in a process of its own (async) or all in the worker's (sync). The
+policy is the default one over 64 numbers, in NumPy, or the default one over 4 × 84 × 84 pixels, in torch on one thread.
+Two workers of the same seed take turns in windows of `seconds`; the ratio of steps/s with and without is taken pair by
+pair. "acting" is how long the actions of all and of half the environments take. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -16,24 +17,37 @@ import os
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 
 from flowrl.rl import EnvOptions, PolicySpec, RolloutWorker
+from flowrl.rl.inference import make_inference
 
-OBS = 64
+SHAPES = {"small": (64,), "images": (4, 84, 84)}
+FRAGMENT_STEPS = 20
 
 
-class Timed(gymnasium.Env[Any, int]):
-    """An environment whose step takes so long: it computes, or it sleeps, as one that waits for a simulator does."""
+class Setting(NamedTuple):
+    """One row of the table."""
 
-    def __init__(self, step_ms: float, kind: Literal["computes", "sleeps"]):
-        self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (OBS,), np.float32)
-        self.action_space = gymnasium.spaces.Discrete(4)
-        self._seconds, self._kind, self._obs = step_ms / 1e3, kind, np.ones(OBS, np.float32)
+    vector: str
+    kind: str
+    step_ms: float
+    policy: str
+
+
+class Step(gymnasium.Env[Any, int]):
+    """An environment whose step takes so long; it always observes the same."""
+
+    def __init__(self, setting: Setting, loops_per_ms: float):
+        shape, pixels = SHAPES[setting.policy], setting.policy == "images"
+        highest, dtype = (255, np.uint8) if pixels else (1, np.float32)
+        self.observation_space = gymnasium.spaces.Box(0, highest, shape, dtype)  # type: ignore[arg-type]
+        self.action_space = gymnasium.spaces.Discrete(6)
+        self._obs = np.ones(shape, self.observation_space.dtype)
+        self._setting, self._loops = setting, int(loops_per_ms * setting.step_ms)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """The one observation that there is."""
@@ -41,71 +55,115 @@ class Timed(gymnasium.Env[Any, int]):
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """The same, later."""
-        if self._kind == "sleeps" and self._seconds:
-            time.sleep(self._seconds)
-        until = time.perf_counter() + self._seconds
-        while self._kind == "computes" and time.perf_counter() < until:
-            pass
+        if self._setting.kind == "waits":
+            time.sleep(self._setting.step_ms / 1e3)
+        else:
+            work(self._loops)
         return self._obs, 1.0, False, False, {}
 
 
-@contextmanager
-def worker(kind: str, args: argparse.Namespace, step_ms: float, hidden: int, vector: str) -> Iterator[RolloutWorker]:
-    """A warm worker, `vector` being "sync", "async" or "halves"."""
-    made = RolloutWorker(
-        Timed,
-        PolicySpec(hidden=(hidden, hidden)),
-        steps=32,
-        num_envs=args.envs,
-        env_kwargs={"step_ms": step_ms, "kind": kind},
-        env_options=EnvOptions(vector="sync" if vector == "sync" else "async"),
-        double_buffered=vector == "halves",
-        seed=0,
-    )
-    try:
-        made.sample()
-        yield made
-    finally:
-        made.close()
+def work(loops: int) -> int:
+    """A loop that holds Python's lock."""
+    total = 0
+    for i in range(loops):
+        total += i & 7
+    return total
 
 
-def rate(made: RolloutWorker, seconds: float) -> float:
-    """Environment steps a second."""
+def calibrated() -> float:
+    """How many loops a millisecond holds, on an idle core."""
+    best = min(_timed(200_000) for _ in range(5))
+    return 200_000 / (best * 1e3)
+
+
+def _timed(loops: int) -> float:
+    started = time.perf_counter()
+    work(loops)
+    return time.perf_counter() - started
+
+
+def acting_ms(worker: RolloutWorker, policy: str, rows: int) -> float:
+    """What the outputs for so many environments take, in the median."""
+    net, _ = make_inference(PolicySpec(), worker.spaces()["default"])
+    obs = np.ones((rows, *SHAPES[policy]), np.uint8 if policy == "images" else np.float32)
+    times = []
+    for _ in range(30):
+        started = time.perf_counter()
+        net.forward(obs)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times) * 1e3
+
+
+def rate(worker: RolloutWorker, seconds: float) -> float:
+    """Environment steps a second in a window of whole fragments."""
+    worker.sample()
     steps, started = 0, time.perf_counter()
-    while time.perf_counter() - started < seconds:
-        steps += made.sample().env_steps or 0
-    return steps / (time.perf_counter() - started)
+    while (passed := time.perf_counter() - started) < seconds:
+        steps += worker.sample().payload.env_steps
+    return steps / passed
+
+
+HEAD = (
+    "| copies | step | ms | policy | acting on all / half, ms | plain, steps/s | double-buffered, steps/s "
+    "| ratio, median of pairs (range) |\n|:--|:--|--:|:--|--:|--:|--:|:--|"
+)
+
+
+def measured(setting: Setting, args: argparse.Namespace, loops_per_ms: float) -> str:
+    """A row: both workers by turns."""
+    workers = [
+        RolloutWorker(
+            lambda: Step(setting, loops_per_ms),
+            steps=FRAGMENT_STEPS,
+            num_envs=args.num_envs,
+            env_options=EnvOptions(vector=setting.vector, double_buffer=double),  # type: ignore[arg-type]
+            seed=0,
+        )
+        for double in (False, True)
+    ]
+    pairs = []
+    try:
+        for turn in range(args.pairs):
+            order = (0, 1) if turn % 2 == 0 else (1, 0)
+            rates = {which: rate(workers[which], args.seconds) for which in order}
+            pairs.append((rates[0], rates[1]))
+        acting = [acting_ms(workers[0], setting.policy, rows) for rows in (args.num_envs, (args.num_envs + 1) // 2)]
+    finally:
+        for worker in workers:
+            worker.close()
+    plain, double = (statistics.median(side) for side in zip(*pairs, strict=True))
+    ratios = sorted(ours / theirs for theirs, ours in pairs)
+    return (
+        f"| {setting.vector} | {setting.kind} | {setting.step_ms:g} | {setting.policy} "
+        f"| {acting[0]:.2f} / {acting[1]:.2f} | {plain:,.0f} | {double:,.0f} "
+        f"| {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) |"
+    )
+
+
+def settings(args: argparse.Namespace) -> Iterator[Setting]:
+    """The rows that were asked for."""
+    for vector in args.vectors:
+        for policy in args.policies:
+            for kind in args.kinds:
+                for step_ms in args.step_ms:
+                    yield Setting(vector, kind, step_ms, policy)
 
 
 def main() -> None:
-    """Prints the table."""
+    """The table, a row a line as they come."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--step-ms", type=float, nargs="+", default=[0.0, 0.5, 2.0])
-    parser.add_argument("--hidden", type=int, nargs="+", default=[64, 1024, 2048])
-    parser.add_argument("--envs", type=int, default=8)
+    parser.add_argument("--num-envs", type=int, default=8)
+    parser.add_argument("--step-ms", type=float, nargs="+", default=[0.1, 1.0, 5.0])
+    parser.add_argument("--kinds", choices=["waits", "works"], nargs="+", default=["waits", "works"])
+    parser.add_argument("--policies", choices=sorted(SHAPES), nargs="+", default=["small", "images"])
+    parser.add_argument("--vectors", choices=["async", "sync"], nargs="+", default=["async", "sync"])
     parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=5)
     args = parser.parse_args()
-    print(f"{args.envs} environments, {os.cpu_count()} cores; environment steps a second\n")
-    print("| a step | ms | hidden | sync | async | double-buffered | ratio to async |")
-    print("|---|---|---|---|---|---|---|")
-    for kind in ("sleeps", "computes"):
-        for step_ms in args.step_ms:
-            if step_ms == 0 and kind == "sleeps":
-                continue
-            for hidden in args.hidden:
-                with (
-                    worker(kind, args, step_ms, hidden, "sync") as sync,
-                    worker(kind, args, step_ms, hidden, "async") as plain,
-                    worker(kind, args, step_ms, hidden, "halves") as halves,
-                ):
-                    rounds = [[rate(one, args.seconds) for one in (sync, plain, halves)] for _ in range(args.repeats)]
-                a, b, c = (statistics.median(column) for column in zip(*rounds, strict=True))
-                ratio = statistics.median(row[2] / row[1] for row in rounds)
-                print(
-                    f"| {kind} | {step_ms:g} | 2 × {hidden} | {a:,.0f} | {b:,.0f} | {c:,.0f} | {ratio:.2f} |",
-                    flush=True,
-                )
+    loops_per_ms = calibrated()
+    print(f"{args.num_envs} environments, {os.cpu_count()} cores, {loops_per_ms:,.0f} loops a millisecond\n\n{HEAD}")
+    for setting in settings(args):
+        print(measured(setting, args, loops_per_ms), flush=True)
 
 
 if __name__ == "__main__":

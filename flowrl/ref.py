@@ -169,7 +169,7 @@ class Ref(Generic[T]):
         return Ref(Joined(tuple([ref._tree for ref in refs]), infos), Info.total(infos), fetch)
 
     @property
-    def parts(self) -> tuple[Info, ...]:
+    def part_infos(self) -> tuple[Info, ...]:
         """What is known of each item that this one was joined of; of one that was not, its own Info alone."""
         return tuple(_parts(self._tree, self.info))
 
@@ -180,10 +180,11 @@ class Ref(Generic[T]):
 
     @property
     def parts(self) -> tuple[Ref[T], ...]:
-        """The references that it was joined from, in order; itself alone where it was not. Their Infos say nothing."""
+        """The references that it was joined from, in order; itself alone where it was not."""
         if not isinstance(self._tree, Joined):
             return (self,)
-        joined: list[Ref[T]] = [Ref(tree, _NO_FIGURES, self._fetch) for tree in self._tree.trees]
+        trees = zip(self._tree.trees, self._tree.infos, strict=True)
+        joined: list[Ref[T]] = [Ref(tree, info, self._fetch) for tree, info in trees]
         return tuple(part for ref in joined for part in ref.parts)
 
     @property

@@ -183,7 +183,7 @@ class ApplyGradients(AskOperator[Gradients, TrainInfo]):
                 handle.tell("set_env_steps", ctx.env_steps)
         pending = learner.ask("apply_gradients", value, env_steps=ctx.env_steps)
         told = partial(TrainInfo.of, learner.name, value.info.env_steps, pending.ref)
-        return pending.made_from_info(partial(self._staleness.told, told, value.parts, ctx))
+        return pending.made_from_info(partial(self._staleness.told, told, value.part_infos, ctx))
 
     def get_state(self) -> dict[str, Any]:
         return self._staleness.get_state()

@@ -139,7 +139,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
             told = partial(TrainInfo.of, learners[0].name, given.info.env_steps, pending.ref)
         if self.max_policy_lag is not None:
             self._out.append(pending)
-        return pending.made_from_info(partial(self._staleness.told, told, given.parts, ctx))
+        return pending.made_from_info(partial(self._staleness.told, told, given.part_infos, ctx))
 
     def _ask_all(
         self, value: Ref[Batch], learners: Sequence[ActorHandle[Any]], options: Mapping[str, Any]
@@ -165,7 +165,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
         if given is not value:
             dropped = value.info.env_steps - (0 if given is None else given.info.env_steps)
             ctx.metrics.add("dropped_steps", dropped)
-            ctx.metrics.add("dropped_items", len(value.parts) - (0 if given is None else len(given.parts)))
+            ctx.metrics.add("dropped_items", len(value.part_infos) - (0 if given is None else len(given.part_infos)))
         return given
 
 

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import learn_replay
+from benchmarks import learn_replay, staleness
 from benchmarks.learn import interquartile_mean, interval
 
 
@@ -53,3 +53,34 @@ def test_seeds_trained_apart_make_one_section(tmp_path):
     assert "25,000 environment steps, 200,000 samples trained and 9.2 s" in section
     assert f"**{(0.25 * 150 + 490 + 0.25 * 500) / 1.5:.4g}**" in section
     assert "| 2 | no | 150 | 140 | 200,000 | 1,600,000 | 90.0 |" in section
+
+
+def a_run(algorithm, slowdown, bound, seed, returns, dropped=0.0):
+    points = tuple((float(t), 1000.0 * t, value, 1.0, 3.0, dropped * t) for t, value in enumerate(returns))
+    return staleness.Curve(algorithm, slowdown, bound, seed, 2, points, 50)
+
+
+def test_curves_under_slow_learners_make_one_table(tmp_path):
+    runs = [
+        a_run("appo", 2.0, None, 0, [float("nan"), 100.0, 300.0]),
+        a_run("impala", 8.0, 2, 0, [0.0, 200.0, 480.0], dropped=250.0),
+        a_run("impala", 8.0, 2, 1, [0.0, 500.0, 400.0], dropped=250.0),
+        a_run("impala", 8.0, None, 0, [0.0, 20.0, 40.0]),
+    ]
+    file = tmp_path / "runs.jsonl"
+    file.write_text("".join(json.dumps(dataclasses.asdict(one)) + "\n" for one in runs), encoding="utf-8")
+    read = staleness.read(file)
+    assert [one.key for one in read] == [one.key for one in runs]
+    assert [staleness.mean_return(one) for one in read] == [125.0, 220.0, 350.0, 20.0]  # trapezia, NaN as 0
+    assert [staleness.reached_s(one) for one in read] == [float("inf"), 2.0, 1.0, float("inf")]
+    rows = [line for line in staleness.report(read).splitlines() if line.startswith(("| impala", "| appo"))]
+    assert rows == [
+        "| impala | 8 | none | 1,000 | 25.0 | 1 | 3 | 0% | 40 (40 to 40) | 20 (20 to 20) | – (0 of 1) |",
+        "| impala | 8 | 2 | 1,000 | 25.0 | 1 | 3 | 25% | 440 (400 to 480) | 285 (220 to 350) | 1.5 (2 of 2) |",
+        "| appo | 2 | none | 1,000 | 25.0 | 1 | 3 | 0% | 300 (300 to 300) | 125 (125 to 125) | – (0 of 1) |",
+    ]
+
+
+@pytest.mark.parametrize("algorithm", ["impala", "appo"])
+def test_slow_learners_train(algorithm):
+    assert staleness.graph(algorithm, 4.0, 2, 2).check().item.iteration == 1

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from flowrl.rl.fragment import Fragment
+from flowrl.rl.halves import HalvesView, collect_halves
 from flowrl.rl.masks import Mask
 from flowrl.rl.observations import MASK, NEXT_MASK, Obs
 from flowrl.rl.unroll import Unroll
 from flowrl.rl.view import View
-
-if TYPE_CHECKING:
-    from flowrl.rl.halves import HalvesView
 
 
 def first_obs(view: View | HalvesView, at_step: int) -> Obs:
@@ -35,8 +33,11 @@ def first_obs(view: View | HalvesView, at_step: int) -> Obs:
     return obs_N
 
 
-def collect(fragment: Fragment, unroll: Unroll, view: View) -> None:
+def collect(fragment: Fragment, unroll: Unroll, view: View | HalvesView) -> None:
     """Fills the fragment from its first observations on; `fragment.taken` counts the steps."""
+    if isinstance(view, HalvesView):
+        collect_halves(fragment, unroll, view)
+        return
     # What a loop iteration leaves out is done once for the fragment: probabilities, values, checks, episodes.
     rewards_TN, terminated_TN, truncated_TN = fragment.rewards_TN, fragment.terminated_TN, fragment.truncated_TN
     # An array is read and written without a call; a nested observation goes through the fragment.

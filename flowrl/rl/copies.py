@@ -47,13 +47,14 @@ class EnvContext:
 
 @dataclass(frozen=True)
 class Copies:
-    """A copy for each context, of one environment; `vector` makes them."""
+    """A copy for each context, of one environment; `vector` makes them. `halved`: there are others."""
 
     name: str
     kwargs: dict[str, Any]
     contexts: tuple[EnvContext, ...]
     options: EnvOptions
     recording: Recording | None = None
+    halved: bool = False
 
     def vector(self, source: str | Callable[..., Any]) -> Vector:
         """The vector of copies of a registered id, an EnvPool task, or what a factory makes."""
@@ -108,6 +109,11 @@ class Copies:
         return self._vectorized(lambda ctx: ready.pop(ctx) if ctx in ready else make(ctx))
 
     def _own_vector(self, vector: Vector) -> Vector:
+        if self.halved:
+            raise ValueError(
+                f"the VectorEnv of factory {self.name} is one piece, so EnvOptions(double_buffer=True) cannot step a "
+                f"half of it; give a factory of single environments, an id, or leave double_buffer out"
+            )
         count = len(self.contexts)
         if vector.num_envs != count:
             raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -14,6 +15,7 @@ from gymnasium.vector import VectorEnv
 from flowrl.errors import add_note
 from flowrl.rl.agents_env import AgentsEnv, agents_env
 from flowrl.rl.copies import ENVPOOL, Copies, EnvContext, UnknownEnvironment
+from flowrl.rl.halves import Halves, check_double_buffer
 from flowrl.rl.spaces import check_spaces
 from flowrl.rl.spec import Spaces
 from flowrl.rl.vector import VectorSource, env_seeds
@@ -43,7 +45,7 @@ def make_vector_env(
     num_workers: int = 1,
     seeds: np.random.SeedSequence | None = None,
     recording: Recording | None = None,
-    first: int = 0,
+    half: range | None = None,
 ) -> VectorSource:
     """`num_envs` copies of an environment as one.
 
@@ -56,7 +58,7 @@ def make_vector_env(
             of its own keeps its way.
         seeds: the stream that all environments are seeded from, each its own where that is possible.
         recording: a video of environment 0.
-        first: the place of the first copy, where these are a part of a worker's environments.
+        half: only these of the copies, each with the seed that it has among all.
 
     Raises:
         UnknownEnvironment: no such id; names the nearest.
@@ -68,9 +70,9 @@ def make_vector_env(
     if num_envs < 1:
         raise ValueError(f"num_envs must be at least 1, got {num_envs}")
     seeds = np.random.SeedSequence() if seeds is None else seeds
-    own_seeds = env_seeds(seeds, first + num_envs)[first:]
-    contexts = tuple(EnvContext(worker_index, num_workers, i, seed) for i, seed in enumerate(own_seeds, first))
-    plan = Copies(describe(env), dict(env_kwargs or {}), contexts, options, recording)
+    own_seeds, copies = env_seeds(seeds, num_envs), range(num_envs) if half is None else half
+    contexts = tuple(EnvContext(worker_index, num_workers, i, own_seeds[i]) for i in copies)
+    plan = Copies(describe(env), dict(env_kwargs or {}), contexts, options, recording, halved=half is not None)
 
     def build() -> VectorEnv[Any, Any, Any]:
         try:
@@ -83,10 +85,53 @@ def make_vector_env(
     try:
         check_spaces(Spaces(vector.single_observation_space, vector.single_action_space), f"environment {plan.name}")
         seeded = isinstance(env, str) and env.startswith(ENVPOOL)
-        return VectorSource(vector, None if seeded else seeds, plan.name, build, first)
+        name = plan.name if half is None else f"{plan.name}[{half.start}:{half.stop}]"
+        return VectorSource(vector, None if seeded else seeds, name, build, first=copies.start)
     except ValueError:
         vector.close()
         raise
+
+
+@dataclass(frozen=True)
+class WorkersEnvironments:
+    """The environments of one rollout worker, as `make_vector_env` makes them; called with a stream of seeds."""
+
+    env: EnvSource
+    num_envs: int
+    env_kwargs: Mapping[str, Any] | None
+    options: EnvOptions
+    worker_index: int
+    num_workers: int
+
+    def __call__(self, seeds: np.random.SeedSequence, half: range | None = None) -> VectorSource:
+        """All of them, or a half, as one vector."""
+        return make_vector_env(
+            self.env,
+            self.num_envs,
+            env_kwargs=self.env_kwargs,
+            options=self.options,
+            worker_index=self.worker_index,
+            num_workers=self.num_workers,
+            seeds=seeds,
+            half=half,
+        )
+
+    def to_sample(self, seeds: np.random.SeedSequence) -> VectorSource | Halves:
+        """All of them, in halves if the options say so.
+
+        Raises:
+            ValueError: there is only one to be halved, or a factory's own vector.
+        """
+        check_double_buffer(self.options, self.num_envs)
+        if not self.options.double_buffer:
+            return self(seeds)
+        middle = (self.num_envs + 1) // 2
+        first = self(seeds, range(middle))
+        try:
+            return Halves(first, self(seeds, range(middle, self.num_envs)), describe(self.env))
+        except BaseException:
+            first.close()
+            raise
 
 
 def make_agents_env(

@@ -7,24 +7,35 @@ from typing import Any
 import cloudpickle
 from gymnasium.utils import EzPickle
 
+from flowrl.rl.halves import Halves
 from flowrl.rl.vector import VectorSource
 
 
-def freeze(source: VectorSource) -> bytes | None:
+def freeze(source: VectorSource | Halves) -> bytes | None:
     """The environments with their random generators, or None where they cannot be pickled as they stand."""
-    if _forgets(source.vector) or any(_forgets(env) for env in getattr(source.vector.unwrapped, "envs", ())):
-        return None
+    vectors = [part.vector for part in _parts(source)]
+    for vector in vectors:
+        if _forgets(vector) or any(_forgets(env) for env in getattr(vector.unwrapped, "envs", ())):
+            return None
     try:
-        return bytes(cloudpickle.dumps(source.vector))
+        return bytes(cloudpickle.dumps(vectors))
     except Exception:  # whatever an environment of somebody else's raises: a thread, a socket, a window
         return None
 
 
-def thaw(source: VectorSource, frozen: bytes) -> None:
-    """Puts the frozen environments in place of those of `source`, which are closed."""
-    vector = cloudpickle.loads(frozen)
-    source.close()
-    source.vector = vector
+def thaw(source: VectorSource | Halves, frozen: bytes) -> bool:
+    """Puts the frozen environments in place of those of `source`, which are closed; not if only one is in halves."""
+    parts, vectors = _parts(source), cloudpickle.loads(frozen)
+    if len(parts) != len(vectors):
+        return False
+    for part, vector in zip(parts, vectors, strict=True):
+        part.close()
+        part.vector = vector
+    return True
+
+
+def _parts(source: VectorSource | Halves) -> tuple[VectorSource, ...]:
+    return source.parts if isinstance(source, Halves) else (source,)
 
 
 def _forgets(env: Any) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +65,27 @@ class Fragment:
         if isinstance(self.obs_SN, dict):
             return {path: array_SN[step] for path, array_SN in self.obs_SN.items()}
         return self.obs_SN[step]
+
+    def part(self, rows: slice) -> Fragment:
+        """Some of the environments, on this one's memory; `join` takes in what the part has of its own."""
+        part = copy.copy(self)
+        part.obs_SN = map_arrays(lambda array: array[:, rows], self.obs_SN)
+        for name in ("rewards_TN", "terminated_TN", "truncated_TN", "starts_TN"):
+            setattr(part, name, getattr(self, name)[:, rows])
+        part.finals, part.final_masks = [], []
+        return part
+
+    def join(self, parts: Sequence[Fragment]) -> None:
+        """Takes in parts of all the environments, in order: final observations, and the steps that all have taken."""
+        self.taken = min(part.taken for part in parts)
+        finals, first = [], 0
+        for part in parts:
+            masks: Sequence[Any] = part.final_masks or [None] * len(part.finals)
+            finals += [(t, first + n, obs, mask) for (t, n, obs), mask in zip(part.finals, masks, strict=True)]
+            first += part.rewards_TN.shape[1]
+        finals.sort(key=lambda entry: entry[:2])
+        self.finals = [(t, n, obs) for t, n, obs, _ in finals]
+        self.final_masks = [mask for *_, mask in finals if mask is not None]
 
     def close_rows(self, running: Running, phantom_rows: bool) -> npt.NDArray[np.bool_]:
         """Which rows are transitions, (T, N); rows that only reset are cleared."""

@@ -22,7 +22,7 @@ from flowrl.rl.unroll import Unroll
 
 if TYPE_CHECKING:
     from flowrl.rl.epsilon import Epsilon
-    from flowrl.rl.halves import HalfSources, HalvesView
+    from flowrl.rl.halves import Halves, HalvesView
     from flowrl.rl.inference import Inference
     from flowrl.rl.spec import PolicySpec
     from flowrl.rl.vector import VectorSource
@@ -43,7 +43,7 @@ class Sampling:
     _spec: PolicySpec
     _net: Inference
     _state: State
-    _source: VectorSource | HalfSources
+    _source: VectorSource | Halves
     _view: View | HalvesView
     _rewards: RewardScaling
     _running: Running

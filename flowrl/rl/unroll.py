@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from flowrl.rl.observations import Obs, map_arrays, num_rows
 
 Bools = npt.NDArray[np.bool_]
 Floats64 = npt.NDArray[np.float64]
+PER_ENVIRONMENT = ("actions_TN", "_noise", "_params", "_values", "_explore", "_uniform")
 
 
 class Unroll:
@@ -96,23 +98,20 @@ class Unroll:
         return params, values
 
     def part(self, rows: slice) -> Unroll:
-        """The same unroll for some of its environments: what it acts stands in the arrays of the whole."""
+        """The actions of some of the environments, on this one's memory and with its noise; `join` takes it in."""
         part = copy.copy(self)
-        names = ["actions_TN", "_noise", "_params", "_values", *(("_explore", "_uniform") if self._explores else ())]
-        for name in names:
-            setattr(part, name, getattr(self, name)[:, rows])
+        for name in PER_ENVIRONMENT:
+            if name in vars(self):
+                setattr(part, name, getattr(self, name)[:, rows])
         part.state_SN = {name: h_SN[:, rows] for name, h_SN in self.state_SN.items()}
-        part.masks_TN = None if self.masks_TN is None else self.masks_TN[:, rows]
         return part
 
-    def expects(self, *, masks: bool) -> None:
-        """Makes what is shared by all parts: there are masks, or none."""
-        if masks:
-            self.masks_TN = np.ones(self._params.shape, np.bool_)
-
-    def joined(self, part: Unroll) -> None:
-        """A part is filled."""
-        self._values_known = part._values_known
+    def join(self, parts: Sequence[Unroll]) -> None:
+        """Takes in parts of all the environments, in order, once their last actions are there."""
+        self._values_known = all(part._values_known for part in parts)
+        if any(part.masks_TN is not None for part in parts):
+            masks = [np.ones(p._params.shape, np.bool_) if p.masks_TN is None else p.masks_TN for p in parts]
+            self.masks_TN = np.concatenate(masks, 1)
 
     def check(self) -> None:
         """Nothing, if the policy's outputs are finite.

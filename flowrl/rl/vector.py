@@ -6,7 +6,7 @@ import copy
 import pickle
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import cloudpickle
 import gymnasium
@@ -36,7 +36,8 @@ class VectorSource:
     Arrays belong to the environment and change at the next call; final observations are copies.
 
     `seeds` is None where the environments were seeded when they were made. `remake` makes the vector
-    anew where a failure leaves it unusable. `first` is the place of environment 0 where the copies are a part of more.
+    anew where a failure leaves it unusable. `first` is the number of its first environment, where these are
+    some of more: each is seeded as it would be among all.
     """
 
     def __init__(
@@ -45,14 +46,14 @@ class VectorSource:
         seeds: np.random.SeedSequence | None,
         name: str,
         remake: Callable[[], Vector] | None = None,
+        *,
         first: int = 0,
     ):
         self.vector, self.name, self.num_envs = vector, name, int(vector.num_envs)
         self.spaces = Spaces(vector.single_observation_space, vector.single_action_space)
         self.info: Mapping[str, Any] = {}
         self._check = VectorCheck(self.spaces, self.num_envs, name)
-        self._seeds, self._remake, self._first = seeds, remake, first
-        self._broken = False  # by a failure, or while a step is under way
+        self._seeds, self._remake, self._broken, self._first = seeds, remake, False, first
         self.mode = self._autoreset_mode()
         self.phantom_rows = self.mode is AutoresetMode.NEXT_STEP
         self.frame_skip = _frame_skip(vector)
@@ -75,7 +76,7 @@ class VectorSource:
         if self._seeds is None:
             obs_N, self.info = self._check.reset(self._guarded(self.vector.reset))
             return obs_N
-        seeds = env_seeds(child(self._seeds, at_step), self._first + self.num_envs)[self._first :]
+        seeds = env_seeds(child(self._seeds, at_step), self.num_envs, self._first)
         apart = isinstance(self.vector.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         obs_N, self.info = self._check.reset(self._guarded(self.vector.reset, seed=seeds if apart else seeds[0]))
         return obs_N
@@ -89,28 +90,32 @@ class VectorSource:
         """
         try:
             answer = self.vector.step(actions_N)
-        except Exception as error:
+        except BaseException as error:
             self._raise(error)
-        return self._stepped(answer)
+        return self._taken(answer)
 
-    def send(self, actions_N: Any) -> None:
-        """Begins one step of every environment, in processes of their own; `receive` waits for it."""
-        self._broken = True  # whoever resets them before that finds them in the middle of a step
-        try:
-            self.vector.step_async(actions_N)  # type: ignore[attr-defined]
-        except Exception as error:
-            self._raise(error)
+    @property
+    def apart(self) -> bool:
+        """Whether the environments are in processes of their own, so that a step can be started and waited for."""
+        return type(self.vector) is AsyncVectorEnv
 
-    def receive(self) -> tuple[Any, Any, Any, Any, list[tuple[int, Any]]]:
-        """What came of the step that was begun, as `step` gives it."""
-        try:
-            answer = self.vector.step_wait()  # type: ignore[attr-defined]
-        except Exception as error:
-            self._raise(error)
-        self._broken = False
-        return self._stepped(answer)
+    def start(self, actions_N: Any) -> None:
+        """Begins a step of environments that are `apart`; `wait` must follow.
 
-    def _stepped(self, answer: Any) -> tuple[Any, Any, Any, Any, list[tuple[int, Any]]]:
+        Raises:
+            RuntimeError: a process has ended.
+        """
+        self._guarded(cast(AsyncVectorEnv, self.vector).step_async, actions=actions_N)
+
+    def wait(self) -> tuple[Any, Any, Any, Any, list[tuple[int, Any]]]:
+        """What `step` gives, of the step that was started.
+
+        Raises:
+            As `step`.
+        """
+        return self._taken(self._guarded(cast(AsyncVectorEnv, self.vector).step_wait))
+
+    def _taken(self, answer: Any) -> tuple[Any, Any, Any, Any, list[tuple[int, Any]]]:
         obs_N, rewards_N, terminated_N, truncated_N, self.info = self._check.step(answer)
         if self.phantom_rows:
             return obs_N, rewards_N, terminated_N, truncated_N, []
@@ -141,10 +146,11 @@ class VectorSource:
     def _guarded(self, act: Callable[..., Any], **kwargs: Any) -> Any:
         try:
             return act(**kwargs)
-        except Exception as error:
+        except BaseException as error:
             self._raise(error)
 
-    def _raise(self, error: Exception) -> NoReturn:
+    def _raise(self, error: BaseException) -> NoReturn:
+        # After an interrupt, too, answers of processes may be under way.
         self._broken = isinstance(self.vector.unwrapped, AsyncVectorEnv)
         raise_environments_own(error, self.name)
 
@@ -232,7 +238,7 @@ def packed_error(error: Exception) -> bytes:
     return bytes(packed)
 
 
-def raise_environments_own(error: Exception, name: str) -> NoReturn:
+def raise_environments_own(error: BaseException, name: str) -> NoReturn:
     """Raises an environment's own error, wherever it lives."""
     if isinstance(error, FailedElsewhere):
         own = error.unpacked()
@@ -286,6 +292,6 @@ def child(seeds: np.random.SeedSequence, *path: int) -> np.random.SeedSequence:
     return np.random.SeedSequence(seeds.entropy, spawn_key=(*seeds.spawn_key, *path))
 
 
-def env_seeds(seeds: np.random.SeedSequence, num_envs: int) -> list[int]:
-    """One seed an environment, of 31 bits: some environments take no more."""
-    return [int(child(seeds, i).generate_state(1)[0] >> 1) for i in range(num_envs)]
+def env_seeds(seeds: np.random.SeedSequence, num_envs: int, first: int = 0) -> list[int]:
+    """One seed an environment from number `first` on, of 31 bits: some environments take no more."""
+    return [int(child(seeds, first + i).generate_state(1)[0] >> 1) for i in range(num_envs)]

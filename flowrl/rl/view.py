@@ -58,20 +58,12 @@ class View:
             ValueError: a mask that allows nothing, of another shape, or missing; names the environment.
             Whatever an environment raises.
         """
-        return self._seen(self._source.step(self._actions.to_env(actions_N)))
+        return self.seen(*self._source.step(self._actions.to_env(actions_N)))
 
-    def send(self, actions_N: Array) -> None:
-        """Begins a step, of environments in processes of their own; `receive` gives what `step` does."""
-        self._source.send(self._actions.to_env(actions_N))
-
-    def receive(self) -> tuple[Obs, Array, Array, Array, list[tuple[int, Obs]]]:
-        """What came of the step that was begun."""
-        return self._seen(self._source.receive())
-
-    def _seen(
-        self, answer: tuple[Any, Array, Array, Array, list[tuple[int, Any]]]
+    def seen(
+        self, obs: Any, rewards_N: Array, terminated_N: Array, truncated_N: Array, finals: list[tuple[int, Any]]
     ) -> tuple[Obs, Array, Array, Array, list[tuple[int, Obs]]]:
-        obs, rewards_N, terminated_N, truncated_N, finals = answer
+        """What `step` gives, of what the environments gave for the step."""
         if self._follow or self._masked:
             self._after(np.logical_or(terminated_N, truncated_N))
             if self._masked:

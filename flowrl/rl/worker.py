@@ -13,19 +13,19 @@ from flowrl.batch import Batch
 from flowrl.ref import Answer
 from flowrl.rl.acting import State
 from flowrl.rl.collect import collect
-from flowrl.rl.envs import EnvSource, make_vector_env
+from flowrl.rl.envs import EnvSource, WorkersEnvironments
 from flowrl.rl.envstate import freeze, thaw
 from flowrl.rl.epsilon import Epsilon, checked_epsilon, restored_epsilon
 from flowrl.rl.evaluation import EVALUATION_KEY, Evaluation, evaluate
 from flowrl.rl.fragment import Fragment, Running
-from flowrl.rl.halves import HalfSources, HalvesView, collect_in_halves
+from flowrl.rl.halves import HalvesView, check_double_buffer, view_of
 from flowrl.rl.inference import Inference, make_inference
 from flowrl.rl.normalize import RewardScaling, RunningMoments
 from flowrl.rl.observations import Obs, map_arrays
 from flowrl.rl.remote import AsksForActions
 from flowrl.rl.spec import ACTOR_HEADS, PolicySpec, Spaces
 from flowrl.rl.unroll import Unroll
-from flowrl.rl.vector import VectorSource, child
+from flowrl.rl.vector import child
 from flowrl.rl.view import View
 from flowrl.rl.wrappers import EnvOptions
 
@@ -43,16 +43,12 @@ class RolloutWorker(AsksForActions):
         steps: T, the steps of a fragment.
         num_envs: N, the copies that are stepped together.
         env_kwargs: keyword arguments of the environment.
-        env_options: wrappers, frame skip and stack, how the copies are stepped (`flowrl.rl.wrappers.EnvOptions`).
+        env_options: wrappers, frame skip and stack, how the copies are stepped, double-buffered if wanted
+            (`flowrl.rl.wrappers.EnvOptions`).
         reward_clip: rewards are clipped to ±reward_clip for training, after they were normalized.
         normalize_rewards: a discount; rewards are divided by the standard deviation of the return under it
             (`flowrl.rl.normalize.RewardScaling`).
         next_obs: whether batches have the column `next_obs`.
-        double_buffered: one half of the environments steps while the actions of the other are computed (Sample
-            Factory, arXiv:2006.11751). They must live in processes of their own (`EnvOptions(vector="async")`), else
-            there is nobody to step them meanwhile. The transitions are the same. It helps where a step and the
-            computing of its actions take about as long and cores are free for both; where environments are quick it
-            costs, for each half's actions are a pass of their own.
         index, count: which worker of how many; the engine gives them.
         seed: of all its random numbers (a SeedSequence is taken as this worker's own stream, an
             integer is combined with `index`); the engine gives it.
@@ -76,7 +72,6 @@ class RolloutWorker(AsksForActions):
         reward_clip: float | None = None,
         normalize_rewards: float | None = None,
         next_obs: bool = False,
-        double_buffered: bool = False,
         index: int = 0,
         count: int = 1,
         seed: int | np.random.SeedSequence | None = None,
@@ -84,13 +79,7 @@ class RolloutWorker(AsksForActions):
         for name, number in (("steps", steps), ("num_envs", num_envs)):
             if number < 1:
                 raise ValueError(f"{name} must be at least 1, got {number}")
-        if double_buffered and (num_envs % 2 or env_options.vector != "async"):
-            raise ValueError(
-                "double_buffered steps one half of the environments in processes of their own while the other waits "
-                "for actions: it needs an even num_envs and EnvOptions(vector='async'), got "
-                f"num_envs={num_envs} and vector={env_options.vector!r}"
-            )
-        self._env, self._env_kwargs, self._env_options = env, env_kwargs, env_options
+        self._environments = WorkersEnvironments(env, num_envs, env_kwargs, env_options, index, count)
         self._index, self._count = index, count
         self._rewards = RewardScaling(num_envs, normalize_rewards, reward_clip)
         self._steps, self._num_envs, self._next_obs = steps, num_envs, next_obs
@@ -98,12 +87,7 @@ class RolloutWorker(AsksForActions):
             seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed, spawn_key=(index,))
         )
         self._rng = np.random.default_rng(child(self._stream, ACTIONS))
-        seeds = child(self._stream, ENVS)
-        self._source = (
-            HalfSources(lambda copies, first: self._make_source(seeds, copies, first), num_envs)
-            if double_buffered
-            else self._make_source(seeds)
-        )
+        self._source = self._environments.to_sample(child(self._stream, ENVS))
         self._running = Running.fresh(num_envs)
         self._obs_N: Obs | None = None  # None: the next sample begins new episodes
         self._state: State = {}
@@ -116,6 +100,7 @@ class RolloutWorker(AsksForActions):
         """The columns of `sample`'s batches, for these constructor arguments; nothing is constructed."""
         given = inspect.signature(cls).bind_partial(*args, **kwargs).arguments
         columns = COLUMNS | {"next_obs"} if given.get("next_obs", False) else COLUMNS
+        check_double_buffer(given.get("env_options", EnvOptions()), given.get("num_envs", 1))
         spec = given.get("policy", PolicySpec())
         memory = {"starts", "state"} if spec.recurrent else set()
         columns = columns - {"logp", "values", "next_values"} if spec.head in ACTOR_HEADS else columns
@@ -142,10 +127,7 @@ class RolloutWorker(AsksForActions):
         unroll = Unroll(self._net, self._steps, self._num_envs, self._rng, self._epsilon, self._state)
         with self._located(fragment):
             self._begin(fragment)
-            if isinstance(self._view, HalvesView):
-                collect_in_halves(fragment, unroll, self._view)
-            else:
-                collect(fragment, unroll, self._view)
+            collect(fragment, unroll, self._view)
             return self._finished(fragment, unroll, self._version)
 
     # the policy
@@ -180,15 +162,10 @@ class RolloutWorker(AsksForActions):
         self._net: Inference = net
         self._state = net.initial_state(self._num_envs)
         # A policy with memory needs to know where episodes begin.
-        follow = bool(net.state_shapes)
-        view: View | HalvesView = (
-            HalvesView(self._source, net.actions, follow=follow)
-            if isinstance(self._source, HalfSources)
-            else View(self._source, net.actions, follow=follow)
-        )
+        view = view_of(self._source, net.actions, follow=bool(net.state_shapes))
         if self._obs_N is not None:
             view.set_state(self._view.get_state())
-        self._view = view
+        self._view: View | HalvesView = view
         self._flat, self._version = np.array(initial if flat is None else flat, np.float32), version
         self._spec = spec
         self._judge: Inference | None = None
@@ -233,7 +210,7 @@ class RolloutWorker(AsksForActions):
         self._judge.set_weights(self._flat if weights is None else weights)
         stream = np.random.SeedSequence(seed, spawn_key=(EVALUATION_KEY,))
         who = f"an evaluation by worker {self._index}"
-        result = evaluate(self._judge, self._make_source, episodes, stream, deterministic=deterministic, who=who)
+        result = evaluate(self._judge, self._environments, episodes, stream, deterministic=deterministic, who=who)
         return Answer(result, policy_version=self._version if weights is None else version, env_steps=0)
 
     # its state and end
@@ -252,13 +229,14 @@ class RolloutWorker(AsksForActions):
             "returns": self._running.returns_N.copy(),
             "lengths": self._running.lengths_N.copy(),
             "rewards": self._rewards.get_state(),
-            "envs": None if self._obs_N is None or isinstance(self._source, HalfSources) else freeze(self._source),
+            "envs": None if self._obs_N is None else freeze(self._source),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Goes on from a state: the next sample is that of the worker that gave it, number for number.
 
-        Where it holds no environments, or other than `num_envs`, new episodes begin, with fresh seeds.
+        Where it holds no environments, other than `num_envs`, or only one of both has them in halves
+        (`EnvOptions.double_buffer`), new episodes begin, with fresh seeds.
 
         Raises:
             ValueError: the weights are not of this policy.
@@ -271,10 +249,8 @@ class RolloutWorker(AsksForActions):
         )
         self._rewards.set_state(state["rewards"])
         self._obs_N = None
-        # Halves are processes, which nobody can freeze.
-        if isinstance(self._source, HalfSources) or state["envs"] is None or len(state["ended"]) != self._num_envs:
+        if state["envs"] is None or len(state["ended"]) != self._num_envs or not thaw(self._source, state["envs"]):
             return
-        thaw(self._source, state["envs"])
         self._obs_N = map_arrays(np.array, state["obs"])
         self._view.set_state(state["view"])
         self._state = {name: np.array(h_N) for name, h_N in state["state"].items()}
@@ -283,15 +259,3 @@ class RolloutWorker(AsksForActions):
     def close(self) -> None:
         """Closes the environments; again does nothing."""
         self._source.close()
-
-    def _make_source(self, seeds: np.random.SeedSequence, copies: int | None = None, first: int = 0) -> VectorSource:
-        return make_vector_env(
-            self._env,
-            self._num_envs if copies is None else copies,
-            env_kwargs=self._env_kwargs,
-            options=self._env_options,
-            worker_index=self._index,
-            num_workers=self._count,
-            seeds=seeds,
-            first=first,
-        )

@@ -42,6 +42,12 @@ class EnvOptions:
     """What Gymnasium's SyncVectorEnv or AsyncVectorEnv take: context, shared_memory, observation_mode, ..."""
     autoreset: Autoreset = "next_step"
     """When an ended copy begins its next episode; all three give the same valid transitions."""
+    double_buffer: bool = False
+    """A rollout worker's copies are two halves: one steps while the other's actions are computed (Sample Factory,
+    arXiv:2006.11751). The transitions stay the same where each copy has a seed of its own. It gains time where copies
+    step without Python's lock: vector="async" with processors to spare, simulators in C++, EnvPool, calls to elsewhere;
+    and only if choosing actions takes about as long as a step. Copies in Python in the worker's own process
+    become slower by it. Evaluations step all together."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "wrappers", tuple(self.wrappers))

@@ -122,7 +122,7 @@ def test_weights_go_to_the_server_and_fragments_have_its_version(mode):
         served = run.actors["inference"][0].ask(lambda server: server._version).result()
         own = run.actors["workers"][0].ask(lambda worker: worker._version).result()
         figures = run.stats()
-    assert (served, own) == (7, 0) or mode == "async"
+    assert (served, own) == (8, 0)
     assert all(info.age.oldest <= 3 for info in infos)
     if mode == "sync":
         assert [info.age.oldest for info in infos] == [0] * 8
