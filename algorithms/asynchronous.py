@@ -106,5 +106,8 @@ def trained_on(fragments: Flow[Batch], cfg: AsynchronousConfig, learner: ActorGr
     fragments = fragments.for_each(SendWeights(learner, to="origin"))
     if cfg.replay_proportion:
         fragments = fragments.for_each(MixInReplay(cfg.replay_slots, cfg.replay_proportion))
-    train = TrainOneStep(learner, cfg.epochs, cfg.minibatch, cfg.microbatch, cfg.in_flight, cfg.max_policy_lag)
+    train = TrainOneStep(
+        learner, epochs=cfg.epochs, minibatch=cfg.minibatch, microbatch=cfg.microbatch, in_flight=cfg.in_flight,
+        max_policy_lag=cfg.max_policy_lag,
+    )  # fmt: skip
     return fragments.for_each(ConcatBatches(min_steps=cfg.batch_steps)).for_each(train)

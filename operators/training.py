@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -142,7 +142,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
         return pending.made_from_info(partial(self._staleness.told, told, given.part_infos, ctx))
 
     def _ask_all(
-        self, value: Ref[Batch], learners: Sequence[ActorHandle[Any]], options: Mapping[str, Any]
+        self, value: Ref[Batch], learners: tuple[ActorHandle[Any], ...], options: Mapping[str, Any]
     ) -> tuple[Pending[Any], Callable[[Info], TrainInfo]]:
         pending, others = self._group.ask(learners, value, options)
 
