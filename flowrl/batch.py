@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ class Batch(Mapping[str, Array]):
     def of_fresh(columns: dict[str, Array], rows: int) -> Batch:
         """A (B,) batch of columns that were just made and that nobody else holds, unchecked: each of `rows` rows."""
         for array in columns.values():
-            array.setflags(write=False)
+            array.setflags(False)  # by position it takes a third of the time
         batch = Batch.__new__(Batch)
         batch._columns, batch._leading, batch.time_major = columns, (rows,), False
         return batch
@@ -64,6 +65,15 @@ class Batch(Mapping[str, Array]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._columns
+
+    # Those of Mapping ask for each column by its name, and make up the error's text for one that is not there.
+    def get(self, name: str, default: Any = None) -> Any:  # type: ignore[override]
+        """The column, or `default` where there is none."""
+        return self._columns.get(name, default)
+
+    def items(self) -> ItemsView[str, Array]:
+        """Names and columns."""
+        return self._columns.items()
 
     def __eq__(self, other: object) -> bool:
         """Whether columns, dtypes, shapes and values are the same (NaN equals NaN)."""
@@ -86,7 +96,7 @@ class Batch(Mapping[str, Array]):
     @property
     def rows(self) -> int:
         """T*N or B: all rows, the invalid ones too."""
-        return int(np.prod(self._leading))
+        return math.prod(self._leading)
 
     @property
     def valid(self) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from flowrl.rl.replay.sumtree import SumTree
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 GONE = -1
+RARE = 0.1  # below this share of places worth a draw, looking for one in the tree is quicker than trying some
 
 
 class Pool:
@@ -27,12 +29,17 @@ class Pool:
     def __init__(self, capacity: int, *, prioritized: bool, fifo: bool, times: int | None, scattered: bool):
         self.capacity, self.head, self.live = capacity, 0, 0
         self.prioritized, self.fifo, self.times = prioritized, fifo, times
+        self._in_order = times is None and not scattered  # items go only to make room
         self.slots: Ints = np.full(capacity, GONE, np.int64)  # of the item at each place
         weighed = prioritized or ((times is not None or scattered) and not fifo)
         self.tree = SumTree(capacity) if weighed else None
         self.left = None if times is None else np.zeros(capacity, np.int64)
+        self._places = np.array(capacity)  # so np.remainder takes it more quickly
         self._next = 0  # fifo: no item before this number is there
         self._largest: float | None = 1.0  # None: to be found out
+        self._bound = 1.0  # no mass is larger; `_written` masses have changed since it was that of an item
+        self._written = 0
+        self._share, self._looked = 0.0, -1  # the share of places worth a draw, as of so many masses written
 
     @staticmethod
     def size(capacity: int) -> int:
@@ -44,10 +51,12 @@ class Pool:
         """The sum of what items are drawn in proportion to: of their masses, or of 1 each."""
         return float(self.live) if self.tree is None else self.tree.total
 
-    def put(self, count: int, masses: Floats | None) -> int:
+    def put(self, count: int, masses: Floats | None, largest: float = 0.0) -> int:
         """Appends items; returns how often those that must make room could still have been drawn.
 
         Of more than fit the last stay. Without masses they get the largest one there is.
+
+        largest: of the masses.
         """
         kept = min(count, self.capacity)
         self.head += count
@@ -59,7 +68,8 @@ class Pool:
             if stop <= first:
                 continue
             part = slice(first, stop)
-            self.live += stop - first - int(np.count_nonzero(self.slots[part] != GONE))
+            if not self._in_order:
+                self.live += stop - first - int(np.count_nonzero(self.slots[part] != GONE))
             self.slots[part] = slots[done : done + stop - first]
             if self.left is not None and self.times is not None:
                 forgone += int(self.left[part].sum())
@@ -67,21 +77,29 @@ class Pool:
             if self.tree is not None:
                 self.tree.put_range(first, stop, fresh[done : done + stop - first] if np.ndim(fresh) else fresh)
             done += stop - first
+        if self._in_order:
+            self.live = min(self.head, self.capacity)
         if masses is not None:
-            self._noticed(fresh)
+            self._noticed(largest if kept == count else float(fresh.max()), kept)
         return forgone
 
     def _fresh(self) -> Any:
         if not self.prioritized or self.tree is None:
             return 1.0
-        if self._largest is None:
-            self._largest = float(self.tree.leaves.max()) or 1.0
+        return self._find_largest() if self._largest is None else self._largest
+
+    def _find_largest(self) -> float:
+        assert self.tree is not None
+        self._largest = self._bound = float(self.tree.leaves.max()) or 1.0
+        self._written = 0
         return self._largest
 
-    def _noticed(self, masses: Any) -> None:
+    def _noticed(self, highest: float, count: int) -> None:
         """New masses stand in place of others: the largest is theirs, or is to be found out when it is wanted."""
-        highest = float(np.maximum.reduce(masses))
         self._largest = highest if self._largest is not None and highest >= self._largest else None
+        if highest > self._bound:
+            self._bound, self._looked = highest, -1
+        self._written += count
 
     def remove(self, places: Ints) -> None:
         """Items go."""
@@ -92,6 +110,7 @@ class Pool:
         if self.tree is not None:
             self.tree.put(places, 0.0)
         self._largest = None
+        self._written += len(places)
 
     def draw(self, rng: np.random.Generator, n: int) -> tuple[Ints, Ints, Floats | None]:
         """The places of n random items, their numbers, and their masses, where they have some.
@@ -107,15 +126,52 @@ class Pool:
         return places, self.slots.take(places), masses
 
     def _drawn(self, rng: np.random.Generator, n: int) -> tuple[Ints, Floats | None]:
+        size = min(self.head, self.capacity)
         if self.tree is None:
-            return rng.integers(0, min(self.head, self.capacity), n), None
+            return _whole(rng.random(n), size), None
+        share = self._share if 0 <= self._written - self._looked < size // 64 else self._look(size)
+        places, masses = self._tried(rng, n, size, share) if share >= RARE else self._found(rng, n)
+        return places, masses if self.prioritized else None
+
+    def _look(self, size: int) -> float:
+        """The share of places worth a draw, which says how many to try; it is looked at again once a 64th has changed.
+
+        So little changes it by a 64th at the most, unless the bound rises.
+        """
+        assert self.tree is not None
+        share = self.tree.total / (size * self._bound)
+        if share < RARE and self._written > size // 16:
+            self._find_largest()
+            share = self.tree.total / (size * self._bound)
+        self._share, self._looked = share, self._written
+        return share
+
+    def _tried(self, rng: np.random.Generator, n: int, size: int, share: float) -> tuple[Ints, Floats]:
+        """Places drawn evenly, each kept with probability mass / bound: exactly as probable as their masses say.
+
+        share: of the places that will be kept.
+        """
+        assert self.tree is not None
+        tries = int((n + 3.0 * math.sqrt(n) + 4.0) / share)  # in nearly all cases enough
+        shares = rng.random(2 * tries)
+        places = _whole(shares[:tries], size)
+        masses = self.tree.masses_at(places)
+        kept = np.less(shares[tries:] * self._bound, masses).nonzero()[0]
+        if len(kept) >= n:
+            kept = kept[:n]
+            return places.take(kept), masses.take(kept)
+        more, their_masses = self._tried(rng, n - len(kept), size, share)
+        return np.concatenate([places[kept], more]), np.concatenate([masses[kept], their_masses])
+
+    def _found(self, rng: np.random.Generator, n: int) -> tuple[Ints, Floats]:
+        assert self.tree is not None
         places = self.tree.find(rng.random(n))
-        masses = self.tree.leaves.take(places, mode="clip")
-        while not np.minimum.reduce(masses) > 0.0:  # see SumTree.find: as good as never
+        masses = self.tree.masses_at(places)
+        while not masses[masses.argmin()] > 0.0:  # see SumTree.find: as good as never
             empty = np.flatnonzero(masses <= 0.0)
             places[empty] = self.tree.find(rng.random(len(empty)))
-            masses = self.tree.leaves.take(places, mode="clip")
-        return places, masses if self.prioritized else None
+            masses = self.tree.masses_at(places)
+        return places, masses
 
     def _limited(self, rng: np.random.Generator, n: int) -> tuple[Ints, Ints, Floats | None]:
         assert self.left is not None
@@ -162,16 +218,20 @@ class Pool:
         if len(done):
             self.remove(done)
 
-    def reweigh(self, slots: Ints, masses: Floats) -> int:
-        """Gives items new masses, by their numbers; returns how many have gone. Of one that comes twice, the last."""
-        places = slots % self.capacity
-        here = self.slots.take(places) == slots
+    def reweigh(self, slots: Ints, masses: Floats, largest: float) -> int:
+        """Gives items new masses, by their numbers; returns how many have gone. Of one that comes twice, the last.
+
+        largest: of the masses.
+        """
+        places = np.remainder(slots, self._places)
+        here = np.equal(self.slots.take(places), slots)
         late = len(slots) - int(np.count_nonzero(here))
         if late:
             places, masses = places[here], masses[here]
+            largest = float(masses.max()) if len(masses) else 0.0
         if self.prioritized and self.tree is not None and len(places):
             self.tree.put(places, masses)
-            self._noticed(masses)
+            self._noticed(largest, len(places))
         return late
 
     def get_state(self) -> dict[str, Any]:
@@ -183,6 +243,10 @@ class Pool:
             "slots": self.slots[:size].copy(),
             "left": None if self.left is None else self.left[:size].copy(),
             "masses": None if self.tree is None else self.tree.leaves[:size].copy(),
+            "bound": self._bound,
+            "written": self._written,
+            "share": self._share,
+            "looked": self._looked,
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -199,6 +263,13 @@ class Pool:
             masses = np.zeros(self.capacity)
             masses[: len(slots)] = np.asarray(state["masses"])
             self.tree.put_range(0, self.capacity, masses)
+        self._bound, self._written = float(state["bound"]), int(state["written"])
+        self._share, self._looked = float(state["share"]), int(state["looked"])
+
+
+def _whole(shares: Floats, size: int) -> Ints:
+    """Whole numbers below `size` of shares in [0, 1): a fifth of the time that Generator.integers takes for a few."""
+    return np.multiply(shares, size).astype(np.int64)
 
 
 def _occurrence(places: Ints) -> Ints:

@@ -21,6 +21,8 @@ def check_batch(batch: object) -> Batch:
     Raises:
         TypeError: it is no Batch.
     """
+    if type(batch) is Batch:
+        return batch
     if isinstance(batch, MultiAgentBatch):
         raise TypeError(
             f"a replay shard stores the rows of one policy, got a MultiAgentBatch of {', '.join(batch)}: "

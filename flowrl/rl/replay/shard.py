@@ -21,7 +21,7 @@ from flowrl.rl.replay.rows import PRIORITIES, SLOTS, WEIGHTS, check_batch, colum
 from flowrl.rl.replay.sequences import STATE, Cutter, Items
 from flowrl.rl.replay.settings import check_settings
 from flowrl.rl.replay.table import Table
-from flowrl.rl.replay.weights import masses_of, weights_of
+from flowrl.rl.replay.weights import exponent_of, masses_of, weights_of
 
 
 class ReplayShard:
@@ -83,7 +83,8 @@ class ReplayShard:
                 f"min_size={min_size} rows can never be stored: {count} shard{'s' if count > 1 else ''} of "
                 f"capacity={capacity}; raise the capacity or lower min_size"
             )
-        self._capacity, self._alpha, self._beta = int(capacity), float(alpha), float(beta)
+        self._capacity = int(capacity)
+        self._alpha, self._beta = exponent_of("alpha", alpha), exponent_of("beta", beta)
         stream = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed, spawn_key=(index,))
         self._rng = np.random.default_rng(stream)
         joined = sequence is not None or episodes
@@ -143,7 +144,7 @@ class ReplayShard:
         if self._items is None:
             masses = self._masses_of(batch, priorities)
             count = self._table.write(batch, columns)
-            return count, self._pool.put(count, masses) if count else 0
+            return count, self._pool.put(count, *masses) if count else 0
         if priorities is not None:
             raise ValueError("sequences and episodes begin with the largest priority: give none with their rows")
         first = self._table.head
@@ -160,11 +161,11 @@ class ReplayShard:
             self._items.put(places, made.only(whole))
         return count, forgone
 
-    def _masses_of(self, batch: Batch, priorities: npt.ArrayLike | None) -> Floats | None:
+    def _masses_of(self, batch: Batch, priorities: npt.ArrayLike | None) -> tuple[Floats | None, float]:
         if priorities is None:
             priorities = batch.get(PRIORITIES)
         if priorities is None or not self._pool.prioritized:
-            return None
+            return None, 0.0
         given = np.asarray(priorities)
         if given.shape != batch.leading:
             raise ValueError(f"priorities must have the shape {batch.leading} of the batch's rows, got {given.shape}")
@@ -191,7 +192,7 @@ class ReplayShard:
         if masses is None:
             weights = np.ones(count, np.float32)
         else:
-            weights = weights_of(masses, n, self._beta if beta is None else beta)
+            weights = weights_of(masses, n, self._beta if beta is None else exponent_of("beta", beta))
         if self._items is not None:
             return self._joined(places, slots, weights)
         columns = self._table.read(places)
@@ -216,10 +217,12 @@ class ReplayShard:
         Raises:
             ValueError: shapes differ, or a priority is not finite.
         """
-        at, given = np.asarray(slots, np.int64).reshape(-1), np.asarray(priorities).reshape(-1)
-        if at.shape != given.shape:
+        at, given = np.asarray(slots, np.int64), np.asarray(priorities)
+        if at.ndim != 1 or given.ndim != 1:
+            at, given = at.reshape(-1), given.reshape(-1)
+        if len(at) != len(given):
             raise ValueError(f"slots and priorities must be as many, got {at.size} and {given.size}")
-        return self._pool.reweigh(at, masses_of(given, self._alpha))
+        return self._pool.reweigh(at, *masses_of(given, self._alpha))
 
     # what a graph asks
     def store(self, batch: Batch | MultiAgentBatch, stream: int | str | None = None) -> Answer[None]:

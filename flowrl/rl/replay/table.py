@@ -117,7 +117,7 @@ class Table:
 
     def read(self, places: Places) -> dict[str, Array]:
         """Copies of the rows (n, ...) at these places, by column."""
-        columns = {name: ring.take(places, axis=0) for name, ring in self._plain.items()}
+        columns = {name: ring.take(places, 0) for name, ring in self._plain.items()}
         for linked in self._linked:
             columns |= linked.read(places)
         return columns

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from flowrl import Batch
 from flowrl.pacing import Pacing
 from flowrl.rl import ReplayShard
+from flowrl.rl.replay.pool import RARE
 from tests.rl.replay.streams import Stream
 
 
@@ -71,6 +72,56 @@ def test_frequencies_are_priorities_to_the_alpha() -> None:
     mass = (priorities + 1e-6) ** 0.6
     expected = mass / mass.sum() * 100_000
     assert abs(((counts - expected) ** 2 / expected).sum() - 59) < 4 * np.sqrt(2 * 59)
+
+
+def chi_square(counts: np.ndarray[Any, Any], mass: np.ndarray[Any, Any]) -> float:
+    """How many standard deviations the counts are off what the masses say."""
+    expected = mass / mass.sum() * counts.sum()
+    often = expected > 5
+    freedom = int(often.sum()) - 1
+    found = float((((counts - expected) ** 2)[often] / expected[often]).sum())
+    return abs(found - freedom) / np.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("exponent", [0.0, 1.0, 12.0])
+def test_frequencies_are_right_however_uneven_the_priorities(exponent: float) -> None:
+    """Even ones are tried, of which most are kept; uneven ones (here 1/13 is kept on average) are looked for."""
+    rng = np.random.default_rng(4)
+    shard = ReplayShard(500, prioritized=True, alpha=1.0, seed=2)
+    priorities = rng.random(500) ** exponent
+    shard.add(numbered(0, 500), priorities)
+    counts = np.zeros(500)
+    for _ in range(40):
+        counts += np.bincount(shard.sample(2000)["numbers"], minlength=500)
+        shard.update_priorities(np.arange(500), priorities)
+    assert chi_square(counts, priorities + 1e-6) < 4
+    assert (shard.mass / 500 < RARE) == (exponent == 12.0)
+
+
+def test_a_large_priority_that_has_gone_is_forgotten() -> None:
+    shard = ReplayShard(64, prioritized=True, alpha=1.0, seed=0)
+    shard.add(numbered(0, 64), [1e6, *[1.0] * 63])
+    assert (shard.sample(300)["numbers"] == 0).sum() > 290
+    shard.update_priorities(np.arange(64), np.ones(64))
+    counts = np.bincount(shard.sample(20_000)["numbers"], minlength=64)
+    assert chi_square(counts, np.ones(64)) < 4
+    assert shard._pool._bound == pytest.approx(1.0, abs=1e-5)
+    shard.add(numbered(64, 1))
+    assert shard.mass == pytest.approx(64, abs=1e-3)
+
+
+def test_what_is_tried_in_vain_is_tried_again() -> None:
+    """With so few tries that they do not do, draws are as probable as ever."""
+    shard = ReplayShard(50, prioritized=True, alpha=1.0, seed=0)
+    priorities = np.linspace(0.1, 1.0, 50)
+    shard.add(numbered(0, 50), priorities)
+    rng, counts = np.random.default_rng(0), np.zeros(50)
+    for _ in range(2000):
+        places, masses = shard._pool._tried(rng, 40, 50, share=1.0)  # half are kept, in truth
+        np.testing.assert_array_equal(masses, (priorities + 1e-6)[places])
+        counts += np.bincount(places, minlength=50)
+        assert len(places) == 40
+    assert chi_square(counts, priorities) < 4
 
 
 def test_a_column_of_priorities_is_taken_and_phantom_rows_are_not() -> None:
