@@ -45,7 +45,7 @@ class Batch(Mapping[str, Array]):
     def of_fresh(columns: dict[str, Array], rows: int) -> Batch:
         """A (B,) batch of columns that were just made and that nobody else holds, unchecked: each of `rows` rows."""
         for array in columns.values():
-            array.setflags(False)  # by position it takes a third of the time
+            array.setflags(False)  # type: ignore[call-arg]  # by position it takes a third of the time
         batch = Batch.__new__(Batch)
         batch._columns, batch._leading, batch.time_major = columns, (rows,), False
         return batch
@@ -67,7 +67,7 @@ class Batch(Mapping[str, Array]):
         return name in self._columns
 
     # Those of Mapping ask for each column by its name, and make up the error's text for one that is not there.
-    def get(self, name: str, default: Any = None) -> Any:  # type: ignore[override]
+    def get(self, name: str, default: Any = None) -> Any:
         """The column, or `default` where there is none."""
         return self._columns.get(name, default)
 
