@@ -170,7 +170,8 @@ def report(curves: Sequence[Curve]) -> str:
         f"CartPole-v1, default settings, {seeds} seed{'s' * (seeds > 1)} of {seconds:.0f} s, {depths} fragments of a "
         f"worker under way at once, on Ray, {os.cpu_count()} cores ({platform.machine()}). The learner is "
         "slowed down so many times; lag is in versions of the weights, over the newest 100 trainings at the end; "
-        "dropped: steps of environments that the bound kept from the learner. Returns are of the newest 100 training episodes: at the "
+        "dropped: steps of environments that the bound kept from the learner. "
+        "Returns are of the newest 100 training episodes: at the "
         f"end, and on average over the run; then the seconds to a return of {SOLVED:g}, and how many seeds came there. Medians "
         "over the seeds (least to most).",
         "",
