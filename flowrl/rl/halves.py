@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -118,7 +118,7 @@ class Half:
                 fragment.obs_SN[path][t + 1, rows] = part
         else:
             fragment.obs_SN[t + 1, rows] = obs_N
-        masks = self.view.final_masks or [None] * len(finals)
+        masks: Sequence[Mask | None] = self.view.final_masks or [None] * len(finals)
         for (n, obs), mask in zip(finals, masks, strict=True):
             self.finals.append(((t, rows.start + n, obs), mask))
 

@@ -109,7 +109,7 @@ def test_central_inference_steps_both_halves():
         state = halves.get_state()
         assert state["envs"] is None
         halves.set_state(state)
-        assert halves.sample().payload["valid"].all()
+        assert np.abs(halves.sample().payload["obs"][0]).max() <= 0.05  # new episodes
     finally:
         halves.close()
 
