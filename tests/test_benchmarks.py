@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import learn_replay
+from benchmarks import learn_async, learn_replay
 from benchmarks.learn import interquartile_mean, interval
 
 
@@ -52,3 +52,8 @@ def test_seeds_trained_apart_make_one_section(tmp_path):
     assert "25,000 environment steps, 200,000 samples trained and 9.2 s" in section
     assert f"**{(0.25 * 150 + 490 + 0.25 * 500) / 1.5:.4g}**" in section
     assert "| 2 | no | 150 | 140 | 200,000 | 1,600,000 | 90.0 |" in section
+    task = learn_async.TASKS["appo"]
+    section = learn_replay.report("appo", task, read, "learn_async.py")
+    assert "## APPO on CartPole-v1 to a mean return of 475" in section
+    assert "`python benchmarks/learn_async.py appo` on ray" in section
+    assert f"target_every {task.config.target_every}" in section
