@@ -14,13 +14,14 @@ from flowrl.batch import Batch, MultiAgentBatch
 from flowrl.handles import ActorGroup, ActorHandle, Pending
 from flowrl.numbers import check_whole
 from flowrl.operator import AskOperator, Context, Operator
-from flowrl.operators.training import TrainInfo, check_one_learner, tell_spaces
+from flowrl.operators.training import TrainInfo, check_one_learner, losses_of, tell_spaces
 from flowrl.ref import Ref
 from flowrl.rl.gradient_batch import GRADIENTS, ROWS, Gradients
 from flowrl.rl.gradients import mean_gradient
 from flowrl.rl.loss import Loss, wants_sequences
 from flowrl.rl.policy import Policy
 from flowrl.rl.rows import batch_of, rows_of
+from flowrl.rl.schedules import may_follow_steps
 from flowrl.rl.spec import ACTOR_HEADS, PolicySpec, Progress
 
 COLUMNS = frozenset({GRADIENTS, ROWS})
@@ -147,7 +148,7 @@ class ApplyGradients(AskOperator[Gradients, TrainInfo]):
 
     When the learner starts, it is told the spaces of the graph's environments, from which it builds its policy. Those
     that an item came from are told the run's environment steps (`set_env_steps`, if they have it), which schedules in
-    the loss are functions of there.
+    the loss are functions of there, if the learner's loss may have any.
 
     in_flight: gradients that are on their way to the learner at once.
     """
@@ -164,18 +165,23 @@ class ApplyGradients(AskOperator[Gradients, TrainInfo]):
     def actor_started(self, handle: ActorHandle[Any], ctx: Context) -> None:
         if handle in ctx.actors(self.learner):
             tell_spaces(handle, ctx)
-        elif ctx.env_steps and handle in ctx.having("set_env_steps"):
-            handle.tell("set_env_steps", ctx.env_steps)
+        elif ctx.env_steps:
+            self._tell_steps((handle,), ctx)
 
     def open(self) -> None:
-        self._count: frozenset[ActorHandle[Any]] | None = None  # those that can be told the steps
+        # A message has its price, so nobody is told what nothing follows.
+        losses = losses_of(self.learner)
+        self._follow_steps = not losses or any(may_follow_steps(loss) for loss in losses)
 
     def ask(self, value: Ref[Gradients], ctx: Context) -> Pending[TrainInfo]:
         learner = ctx.actors(self.learner)[0]
-        if self._count is None:
-            self._count = frozenset(ctx.having("set_env_steps"))
-        for handle in ctx.origins:
-            if handle in self._count:
-                handle.tell("set_env_steps", ctx.env_steps)
+        self._tell_steps(ctx.origins, ctx)
         pending = learner.ask("apply_gradients", value, env_steps=ctx.env_steps)
         return pending.made_from_info(partial(TrainInfo.of, learner.name, value.info.env_steps, pending.ref))
+
+    def _tell_steps(self, handles: Iterable[ActorHandle[Any]], ctx: Context) -> None:
+        if self._follow_steps:
+            able = ctx.having("set_env_steps")
+            for handle in handles:
+                if handle in able:
+                    handle.tell("set_env_steps", ctx.env_steps)
