@@ -21,7 +21,7 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,8 @@ RAINBOW = PolicySpec(head="q", dueling=True, noisy=True, atoms=51, value_range=(
 SCORED_EPISODES = 100
 SETTINGS = (
     "num_workers", "envs_per_worker", "unroll", "replay_shards", "capacity", "min_size", "samples_per_step", "batch",
-    "batches", "n_step", "discount", "learning_rate", "target_every", "tau", "sequence", "burn_in",
+    "batches", "n_step", "discount", "learning_rate", "target_every", "tau", "sequence", "burn_in", "batch_steps",
+    "num_async", "in_flight", "epochs", "minibatch", "vtrace_lambda", "gae_lambda", "entropy_cost", "clip",
 )  # fmt: skip
 
 
@@ -125,8 +126,10 @@ def train(task: Task, seed: int, backend: str) -> Reached:
     )
 
 
-def report(name: str, task: Task, found: Sequence[Reached], note: str | None = None) -> str:
-    """A section of RESULTS.md; the note stands at its end."""
+def report(
+    name: str, task: Task, found: Sequence[Reached], note: str | None = None, script: str = "learn_replay.py"
+) -> str:
+    """A section of RESULTS.md; the note stands at its end, and `script` is what made it."""
     solved = [one for one in found if one.solved]
     low, high = interval([one.returns for one in found])
     lines = [
@@ -150,7 +153,7 @@ def report(name: str, task: Task, found: Sequence[Reached], note: str | None = N
     backends = " and ".join(sorted({one.backend for one in found}))
     lines += [
         "",
-        f"`python benchmarks/learn_replay.py {name}` on {backends}, {os.cpu_count()} cores ({platform.machine()}), "
+        f"`python benchmarks/{script} {name}` on {backends}, {os.cpu_count()} cores ({platform.machine()}), "
         f"flowrl {flowrl.__version__}; {_settings(task.config)}." + (f" {note}" if note else ""),
         "",
     ]
@@ -169,10 +172,10 @@ def _settings(config: Any) -> str:
     return ", ".join(f"{name} {value}" for name, value in named if value is not None)
 
 
-def main() -> None:
+def main(tasks: Mapping[str, Task] = TASKS, script: str = "learn_replay.py", text: str | None = __doc__) -> None:
     """Trains the seeds, or reads what they came to; prints the section and, if asked, appends it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=sorted(TASKS))
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=sorted(tasks))
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--seeds", type=int, default=5, help="how many, from 0")
     which.add_argument("--seed", type=int, help="this one alone")
@@ -185,7 +188,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.json is not None and options.seed is None:
         parser.error("--json goes with --seed")
-    task = TASKS[options.task]
+    task = tasks[options.task]
     if options.steps is not None:
         task = replace(task, most_steps=options.steps)
     if options.read:
@@ -202,7 +205,7 @@ def main() -> None:
             )
     if options.json is not None:
         options.json.write_text(json.dumps(asdict(found[0])), encoding="utf-8")
-    section = report(options.task, task, found, options.note)
+    section = report(options.task, task, found, options.note, script)
     print(section)
     if options.write:
         append_section(section)

@@ -15,13 +15,14 @@ from flowrl.handles import ActorGroup, ActorHandle, Pending
 from flowrl.numbers import check_whole
 from flowrl.operator import AskOperator, Context, Operator
 from flowrl.operators.staleness import Staleness
-from flowrl.operators.training import TrainInfo, check_one_learner, tell_spaces
+from flowrl.operators.training import TrainInfo, check_one_learner, losses_of, tell_spaces
 from flowrl.ref import Ref
 from flowrl.rl.gradient_batch import GRADIENTS, ROWS, Gradients
 from flowrl.rl.gradients import mean_gradient
 from flowrl.rl.loss import Loss, wants_sequences
 from flowrl.rl.policy import Policy
 from flowrl.rl.rows import batch_of, rows_of
+from flowrl.rl.schedules import may_follow_steps
 from flowrl.rl.spec import ACTOR_HEADS, PolicySpec, Progress
 
 COLUMNS = frozenset({GRADIENTS, ROWS})
@@ -148,7 +149,7 @@ class ApplyGradients(AskOperator[Gradients, TrainInfo]):
 
     When the learner starts, it is told the spaces of the graph's environments, from which it builds its policy. Those
     that an item came from are told the run's environment steps (`set_env_steps`, if they have it), which schedules in
-    the loss are functions of there.
+    the loss are functions of there, if the learner's loss may have any.
 
     Metrics: policy_age_p50, policy_age_p95 and sample_reuse, as TrainOneStep has them.
 
@@ -167,20 +168,18 @@ class ApplyGradients(AskOperator[Gradients, TrainInfo]):
     def actor_started(self, handle: ActorHandle[Any], ctx: Context) -> None:
         if handle in ctx.actors(self.learner):
             tell_spaces(handle, ctx)
-        elif ctx.env_steps and handle in ctx.having("set_env_steps"):
-            handle.tell("set_env_steps", ctx.env_steps)
+        elif ctx.env_steps:
+            self._tell_steps((handle,), ctx)
 
     def open(self) -> None:
-        self._count: frozenset[ActorHandle[Any]] | None = None  # those that can be told the steps
         self._staleness = Staleness()
+        # A message has its price, so nobody is told what nothing follows.
+        losses = losses_of(self.learner)
+        self._follow_steps = not losses or any(may_follow_steps(loss) for loss in losses)
 
     def ask(self, value: Ref[Gradients], ctx: Context) -> Pending[TrainInfo]:
         learner = ctx.actors(self.learner)[0]
-        if self._count is None:
-            self._count = frozenset(ctx.having("set_env_steps"))
-        for handle in ctx.origins:
-            if handle in self._count:
-                handle.tell("set_env_steps", ctx.env_steps)
+        self._tell_steps(ctx.origins, ctx)
         pending = learner.ask("apply_gradients", value, env_steps=ctx.env_steps)
         told = partial(TrainInfo.of, learner.name, value.info.env_steps, pending.ref)
         return pending.made_from_info(partial(self._staleness.told, told, value.part_infos, ctx))
@@ -190,3 +189,10 @@ class ApplyGradients(AskOperator[Gradients, TrainInfo]):
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._staleness.set_state(state)
+
+    def _tell_steps(self, handles: Iterable[ActorHandle[Any]], ctx: Context) -> None:
+        if self._follow_steps:
+            able = ctx.having("set_env_steps")
+            for handle in handles:
+                if handle in able:
+                    handle.tell("set_env_steps", ctx.env_steps)

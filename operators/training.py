@@ -111,10 +111,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
 
     def required_columns(self) -> frozenset[str]:
         """What the learner's loss needs."""
-        given = (*self.learner.args, *self.learner.kwargs.values())
-        return frozenset().union(
-            *(entry.needs for entry in given if isinstance(_needs(entry), frozenset | set | list | tuple))
-        )
+        return frozenset().union(*(loss.needs for loss in losses_of(self.learner)))
 
     def actor_started(self, handle: ActorHandle[Any], ctx: Context) -> None:
         if handle in ctx.actors(self.learner):
@@ -184,6 +181,12 @@ def tell_spaces(learner: ActorHandle[Any], ctx: Context) -> None:
     environments = ctx.having("spaces")
     if environments:
         learner.ask("build", environments[0].ask("spaces"))
+
+
+def losses_of(learner: ActorGroup[Any]) -> list[Any]:
+    """What of a learner's arguments says which columns it needs."""
+    given = (*learner.args, *learner.kwargs.values())
+    return [entry for entry in given if isinstance(_needs(entry), frozenset | set | list | tuple)]
 
 
 def _needs(entry: Any) -> Any:

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import learn_replay, staleness
+from benchmarks import learn_async, learn_replay, staleness
 from benchmarks.learn import interquartile_mean, interval
 
 
@@ -84,3 +84,8 @@ def test_curves_under_slow_learners_make_one_table(tmp_path):
 @pytest.mark.parametrize("algorithm", ["impala", "appo"])
 def test_slow_learners_train(algorithm):
     assert staleness.graph(algorithm, 4.0, 2, 2).check().item.iteration == 1
+    task = learn_async.TASKS["appo"]
+    section = learn_replay.report("appo", task, read, "learn_async.py")
+    assert "## APPO on CartPole-v1 to a mean return of 475" in section
+    assert "`python benchmarks/learn_async.py appo` on ray" in section
+    assert f"target_every {task.config.target_every}" in section

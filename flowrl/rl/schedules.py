@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 Rate = float | Callable[[int], float]
@@ -73,3 +74,13 @@ def check_rate(name: str, rate: Rate, *, above_0: bool) -> None:
     if not math.isfinite(value) or value < 0 or (above_0 and value == 0):
         least = "above 0" if above_0 else "at least 0"
         raise ValueError(f"{name} must be {least} and finite, got {value}")
+
+
+def may_follow_steps(loss: object) -> bool:
+    """Whether something in a loss may be a schedule; of a dataclass it is seen from its fields, of others not."""
+    if not dataclasses.is_dataclass(loss) or isinstance(loss, type):
+        return True
+    return any(
+        callable(value) or isinstance(value, Mapping | list | tuple)
+        for value in (getattr(loss, entry.name) for entry in dataclasses.fields(loss))
+    )

@@ -235,8 +235,18 @@ def test_schedules_on_the_shards_follow_the_steps_of_the_whole_run() -> None:
         running.step(8)
         steps = running.stats().env_steps
         costs = running.stats().metrics["ComputeGradients"]["default/entropy_cost"]
+        told = [handle.ask(lambda worker: worker.env_steps).result() for handle in running.actors["workers"]]
+    assert all(steps - 60 < one <= steps for one in told)
     assert first == 1.0  # of the first round, before which there was nothing
     assert costs == pytest.approx(1 - steps * 4 / 5 / 400, abs=0.05)  # of the fifth
+
+
+def test_nobody_is_told_the_steps_where_nothing_follows_them() -> None:
+    workers, learner = workers_of(2), learner_of()
+    flow = gradients_of(workers).gather_sync().for_each(ApplyGradients(learner))
+    with run(flow, Local(), seed=0) as running:
+        running.step(6)
+        assert [handle.ask(lambda worker: worker.env_steps).result() for handle in running.actors["workers"]] == [0, 0]
 
 
 # what is wrong
