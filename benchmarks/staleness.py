@@ -168,12 +168,11 @@ def report(curves: Sequence[Curve]) -> str:
         "## Return against wall-clock against policy lag (`python benchmarks/staleness.py`)",
         "",
         f"CartPole-v1, default settings, {seeds} seed{'s' * (seeds > 1)} of {seconds:.0f} s, {depths} fragments of a "
-        f"worker under way at once, on Ray, {os.cpu_count()} cores ({platform.machine()}). The learner is "
-        "slowed down so many times; lag is in versions of the weights, over the newest 100 trainings at the end; "
-        "dropped: steps of environments that the bound kept from the learner. "
-        "Returns are of the newest 100 training episodes: at the end, and on average over the run; then the seconds to "
-        f"a return of {SOLVED:g}, and how many seeds came there. Medians "
-        "over the seeds (least to most).",
+        f"worker under way at once, on Ray, {os.cpu_count()} cores ({platform.machine()}). The learner is slowed down "
+        "so many times; lag is in versions of the weights, over the newest 100 trainings at the end; dropped: "
+        "environment steps that the bound kept from the learner. Returns are of the newest 100 training episodes: at "
+        f"the end, and on average over the run; then the seconds to a return of {SOLVED:g}, and how many seeds came "
+        "there. Medians over the seeds (least to most).",
         "",
         "| algorithm | slowed | bound | steps/s | updates/s | lag p50 | lag p95 | dropped | return at the end "
         f"| on average | s to {SOLVED:g} |",

@@ -53,6 +53,11 @@ def test_seeds_trained_apart_make_one_section(tmp_path):
     assert "25,000 environment steps, 200,000 samples trained and 9.2 s" in section
     assert f"**{(0.25 * 150 + 490 + 0.25 * 500) / 1.5:.4g}**" in section
     assert "| 2 | no | 150 | 140 | 200,000 | 1,600,000 | 90.0 |" in section
+    task = learn_async.TASKS["appo"]
+    section = learn_replay.report("appo", task, read, script="learn_async.py")
+    assert "## APPO on CartPole-v1 to a mean return of 475" in section
+    assert "`python benchmarks/learn_async.py appo` on ray" in section
+    assert f"target_every {task.config.target_every}" in section
 
 
 def a_run(algorithm, slowdown, bound, seed, returns, dropped=0.0):
@@ -84,8 +89,3 @@ def test_curves_under_slow_learners_make_one_table(tmp_path):
 @pytest.mark.parametrize("algorithm", ["impala", "appo"])
 def test_slow_learners_train(algorithm):
     assert staleness.graph(algorithm, 4.0, 2, 2).check().item.iteration == 1
-    task = learn_async.TASKS["appo"]
-    section = learn_replay.report("appo", task, read, "learn_async.py")
-    assert "## APPO on CartPole-v1 to a mean return of 475" in section
-    assert "`python benchmarks/learn_async.py appo` on ray" in section
-    assert f"target_every {task.config.target_every}" in section
