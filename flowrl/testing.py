@@ -18,7 +18,7 @@ from flowrl.backends.protocol import Died, GroupPlan, Sent
 from flowrl.contract import check_operator
 from flowrl.difference import difference
 from flowrl.engine.failure import record_of
-from flowrl.engine.host import Record
+from flowrl.engine.record import Record
 from flowrl.errors import ActorDied
 from flowrl.handles import ActorHandle
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from flowrl.backends.protocol import GroupPlan, Sent
 from flowrl.engine.failure import record_of
-from flowrl.engine.host import FAILED, Host, Record, opened, sealed
+from flowrl.engine.host import Host
+from flowrl.engine.record import FAILED, Record, opened, sealed
 from flowrl.engine.transport import pack, unpack
 from flowrl.errors import text_of
 

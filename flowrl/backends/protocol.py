@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from flowrl.engine.host import Record
+    from flowrl.engine.record import Record
 
 
 @dataclass
@@ -31,7 +31,7 @@ class GroupPlan:
 class Sent:
     """A message on its way: `record` is filled when the answer is there, `payload` can be sent on at once.
 
-    A record that has travelled comes as bytes (`flowrl.engine.host.opened`).
+    A record that has travelled comes as bytes (`flowrl.engine.record.opened`).
     """
 
     __slots__ = ("payload", "record", "token")

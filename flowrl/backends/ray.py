@@ -14,7 +14,8 @@ from typing import Any
 from flowrl.backends.placement import Placement
 from flowrl.backends.protocol import Died, GroupPlan, Sent
 from flowrl.engine.failure import record_of
-from flowrl.engine.host import FAILED, Host, Record, sealed
+from flowrl.engine.host import Host
+from flowrl.engine.record import FAILED, Record, sealed
 from flowrl.errors import ActorDied, FlowError, StartError
 
 MANY = 256  # above so many pending calls ray.wait costs more than completion callbacks

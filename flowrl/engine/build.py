@@ -18,11 +18,12 @@ from flowrl.engine.core import Engine
 from flowrl.engine.cursors import ApplyCursor, Cursor, IterateCursor, TakeCursor
 from flowrl.engine.failure import InNode
 from flowrl.engine.gathers import AsyncGatherCursor, GatherCursor, ShardFeed, SyncGatherCursor
-from flowrl.engine.host import Pipeline, Start
+from flowrl.engine.host import Start
 from flowrl.engine.limiter import Limiter
 from flowrl.engine.pickling import Handed, copied, own_copy, pickled
 from flowrl.engine.replay import ReplayCursor, StoreCursor
 from flowrl.engine.served import ServedAsyncGatherCursor, ServedSyncGatherCursor
+from flowrl.engine.shard import Pipeline
 from flowrl.engine.stage import Stage
 from flowrl.engine.stats import Accounts
 from flowrl.engine.view import NodeView

@@ -10,8 +10,8 @@ from typing import Any
 
 from flowrl.backends.protocol import Backend, Died, Sent
 from flowrl.engine.failure import ErrorRecord, record_of
-from flowrl.engine.host import FAILED, STALE, Record, opened
 from flowrl.engine.interrupts import Alarm, Interrupts, Mode
+from flowrl.engine.record import FAILED, STALE, Record, opened
 from flowrl.engine.stats import Accounts, NodeStats
 from flowrl.engine.tells import Tell, collapse_into, method_label, together, wire_method
 from flowrl.engine.transport import item_of, pack_call, unpack

@@ -7,7 +7,7 @@ from typing import Any
 
 from flowrl.engine.calls import ANSWERED, ERROR, LOST, OUT, ActorState, Arrived, Call
 from flowrl.engine.gathers import AsyncGatherCursor, GatherCursor, ShardFeed, SyncGatherCursor
-from flowrl.engine.host import QUERY
+from flowrl.engine.record import QUERY
 from flowrl.engine.stats import NodeStats
 from flowrl.errors import ActorDied
 from flowrl.failures import Restart

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flowrl.engine.host import Record
+from flowrl.engine.record import Record
 from flowrl.metrics import Delta, Table
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from flowrl.rl.acting import Floats, State
 from flowrl.rl.inference import Inference, make_inference
 from flowrl.rl.observations import Obs, num_rows
 from flowrl.rl.remote import Begin, EndAnswer, EndQuestion, StepAnswer, StepQuestion
-from flowrl.rl.spec import PolicySpec, Spaces
 
 
 class InferenceServer:
@@ -35,7 +35,7 @@ class InferenceServer:
         self._stream = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
         self._rng = np.random.default_rng(self._stream)
         self._net: Inference | None = None
-        self._made_of: tuple[PolicySpec, Spaces] | None = None
+        self._made_of: dict[str, Any] = {}
         self._weights: Floats | None = None
         self._version = 0
         self._states: dict[str, list[State]] = {}  # by worker, those of its fragment under way
@@ -77,16 +77,20 @@ class InferenceServer:
         return Answer([answers[at] for at in range(len(questions))], metrics, self._version, env_steps=0)
 
     def _begin(self, worker: str, begin: Begin) -> None:
-        made_of = (begin.spec, begin.spaces)
+        made_of = {entry.name: getattr(begin.spec, entry.name) for entry in fields(begin.spec)}
+        del made_of["model"]  # a function that has travelled is no longer equal to itself
+        made_of["spaces"] = begin.spaces
         if self._net is None:
             self._net, _ = make_inference(begin.spec, begin.spaces, self._stream)
             self._made_of = made_of
             if self._weights is not None:
                 self._net.set_weights(self._weights)
         elif self._made_of != made_of:
+            name = next(name for name, value in made_of.items() if self._made_of[name] != value)
             raise ValueError(
-                f"{worker} asks for a policy of {made_of}, but this server has one of {self._made_of}; workers that "
-                "share a server need the same policy and environment, so give the others a group of their own"
+                f"{worker} asks for a policy with {name}={made_of[name]}, but this server has one with "
+                f"{self._made_of[name]}; workers that share a server need the same policy and environment, so give the "
+                "others a group of their own"
             )
         self._states[worker] = [{name: np.array(h_N) for name, h_N in begin.state.items()}]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import gymnasium
@@ -18,6 +19,7 @@ from flowrl.rl.loss import LossOut
 from flowrl.rl.remote import StepQuestion
 from flowrl.testing import Delayed
 from tests.rl.memory_envs import Recall
+from tests.rl.test_inference import Shared
 from tests.rl.test_q_worker import Masked
 
 SMALL = {"hidden": (16, 8)}
@@ -206,6 +208,12 @@ def test_what_dies_is_started_again_with_the_newest_weights(mode, who, memory):
         run.step(10)
 
 
+def test_workers_with_a_model_of_their_own_agree():
+    workers, inference = rollouts(spec=PolicySpec(model=lambda observation, action: Shared(observation, action)))
+    with flowrl.run(ParallelRollouts(workers, inference=inference).gather_sync(), Local()) as run:
+        assert all(np.isfinite(batch["logp"]).all() for batch in run.step(2))
+
+
 def test_what_composing_refuses():
     workers, inference = rollouts()
     with pytest.raises(GraphError, match=r"RolloutWorker \(group 'workers'\) has no method serve\(\)"):
@@ -221,3 +229,18 @@ def test_ray_gives_the_numbers_of_local(ray_session):
     for one, other in zip(fragments("discrete", flowrl.Ray(), central=True, rounds=2), expected, strict=True):
         for name in other:
             np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_on_ray_a_dead_server_is_started_again_or_named(ray_session):
+    workers, inference = rollouts()
+    shards = ParallelRollouts(workers, inference=inference)
+    with flowrl.run(shards.gather_async(on_failure=Restart(2, 0.01)), flowrl.Ray()) as run:
+        run.step(2)
+        run.actors["inference"][0].tell(lambda server: os._exit(1))
+        assert all(batch.leading == (10, 2) for batch in run.step(6))
+        assert run.stats().metrics["inference"]["restarts"] == 1
+    with flowrl.run(shards.gather_sync(on_failure=Raise()), flowrl.Ray()) as run:
+        run.step(2)
+        run.actors["inference"][0].tell(lambda server: os._exit(1))
+        with pytest.raises(ActorDied, match=r"inference\[0\] died"):
+            run.step(8)
