@@ -29,7 +29,7 @@ WITH_MASK = gym_spaces.Dict(seen=SEEN, action_mask=gym_spaces.MultiBinary(5))
 BOX = gym_spaces.Box(-1, 2, (2,), np.float32)
 INNER = PolicySpec(hidden=(8,))
 QUIET = pytest.mark.filterwarnings(
-    "ignore:.*(ERROR: Traceback|Received the following error|Raising the last exception).*"
+    "ignore:.*(ERROR. Traceback|Received the following error|Raising the last exception).*"
 )
 CASES: dict[str, tuple[EnvSource, PolicySpec, dict[str, Any]]] = {
     "walk": (Walk, INNER, {}),
