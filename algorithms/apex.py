@@ -45,8 +45,10 @@ class ApexConfig(DistributedConfig):
     """Rows trained on for each environment step; None: both sides run as fast as they can."""
     batch: int = 512
     """Rows of an update."""
-    batches: int = 4
+    batches: int = 8
     """Updates a message: so many minibatches are drawn and trained on at once."""
+    in_flight: int = 2
+    """Messages to the replay shards, and to the learner, that are out at once."""
     learning_rate: Rate = 2e-3
     """Adam's step size: a number, or a schedule over environment steps."""
     target_every: int | None = 10
