@@ -191,8 +191,7 @@ def test_learners_of_asynchronous_algorithms_share_each_batch(kind: Any) -> None
         last = running.step(6)[-1]
         assert_equal(weights_of(running, "learner"))
         states = [handle.ask("get_state").result() for handle in running.actors["learner"]]
-    # A batch may be under way beside the one that was told of last.
-    assert 6 <= last.learner["default"]["updates"] <= states[0]["updates"] == states[1]["updates"]
+    assert states[0]["updates"] == states[1]["updates"] >= last.learner["default"]["updates"] >= 6  # a batch is ahead
     if kind is APPOConfig:
         assert_equal([state["target"] for state in states])
     with pytest.raises(ValueError, match="learners must be at least 1, got 0"):
