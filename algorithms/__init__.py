@@ -11,11 +11,12 @@ if __name__ != "flowrl.algorithms":
 from flowrl.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from flowrl.algorithms import apex, ddpg, dqn, ppo, r2d2, sac, td3
+    from flowrl.algorithms import apex, ddpg, dqn, ppo, ppo_and_dqn, r2d2, sac, td3
     from flowrl.algorithms.apex import ApexConfig
     from flowrl.algorithms.ddpg import DDPGConfig
     from flowrl.algorithms.dqn import DQNConfig
     from flowrl.algorithms.ppo import PPOConfig
+    from flowrl.algorithms.ppo_and_dqn import PPOAndDQNConfig
     from flowrl.algorithms.r2d2 import R2D2Config
     from flowrl.algorithms.sac import SACConfig
     from flowrl.algorithms.td3 import TD3Config
@@ -27,11 +28,12 @@ else:
             "ddpg": ("DDPGConfig",),
             "dqn": ("DQNConfig",),
             "ppo": ("PPOConfig",),
+            "ppo_and_dqn": ("PPOAndDQNConfig",),
             "r2d2": ("R2D2Config",),
             "sac": ("SACConfig",),
             "td3": ("TD3Config",),
         },
-        modules=("apex", "ddpg", "dqn", "ppo", "r2d2", "sac", "td3"),
+        modules=("apex", "ddpg", "dqn", "ppo", "ppo_and_dqn", "r2d2", "sac", "td3"),
     )
 
 # What `flowrl train NAME` and `flowrl.train("name")` know: a config class by the algorithm's name.
@@ -40,6 +42,7 @@ CONFIGS = {
     "ddpg": "DDPGConfig",
     "dqn": "DQNConfig",
     "ppo": "PPOConfig",
+    "ppo_and_dqn": "PPOAndDQNConfig",
     "r2d2": "R2D2Config",
     "sac": "SACConfig",
     "td3": "TD3Config",
@@ -49,6 +52,7 @@ __all__ = [
     "ApexConfig",
     "DDPGConfig",
     "DQNConfig",
+    "PPOAndDQNConfig",
     "PPOConfig",
     "R2D2Config",
     "SACConfig",
@@ -57,6 +61,7 @@ __all__ = [
     "ddpg",
     "dqn",
     "ppo",
+    "ppo_and_dqn",
     "r2d2",
     "sac",
     "td3",

@@ -32,8 +32,9 @@ from flowrl.rl.schedules import Rate
 class ApexConfig(DistributedConfig):
     """The settings of Ape-X. The defaults are tuned to solve CartPole-v1 soon on two cores."""
 
-    policy: rl.PolicySpec = field(default_factory=lambda: rl.PolicySpec(head="q", dueling=True))
-    """What the policy is made of, of head "q": dueling, over atoms."""
+    policy: rl.PolicySpec = field(default_factory=lambda: rl.PolicySpec(head="q", dueling=True, normalize_obs=True))
+    """What the policy is made of, of head "q": dueling, over atoms. Values are fitted much sooner to observations of
+    one scale."""
     unroll: int = 64
     """Steps of each environment in a fragment."""
     replay_shards: int = 2
@@ -48,12 +49,14 @@ class ApexConfig(DistributedConfig):
     """Updates a message: so many minibatches are drawn and trained on at once."""
     learning_rate: Rate = 2e-3
     """Adam's step size: a number, or a schedule over environment steps."""
-    target_every: int = 10
-    """Updates after which the target network takes over the weights."""
+    target_every: int | None = 10
+    """Updates after which the target network takes over the weights; None: it follows by `tau` instead."""
     n_step: int = 3
     """Rewards of so many steps are summed before the value of what follows."""
-    huber: bool = True
-    """Errors above 1 count by their size and not by its square; with atoms it has no part."""
+    huber: bool = False
+    """Errors above 1 count by their size and not by their square, which suits rewards within ±1 that come seldom. Where
+    values are tens, as CartPole's are, the few rows that end an episode then count too little against all the others,
+    and values rise without end. With atoms it has no part."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

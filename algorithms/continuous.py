@@ -88,7 +88,7 @@ def learn(
         stored = rollouts.for_each(SetEpsilon(workers, cfg.epsilon)).for_each(StoreToReplay(replay))
         trained = (
             Replay(replay, batch=cfg.batch, batches=cfg.batches, in_flight=cfg.in_flight, beta=cfg.beta)
-            .for_each(TrainOneStep(learner, minibatch=cfg.batch))
+            .for_each(TrainOneStep(learner, minibatch=cfg.batch, in_flight=cfg.in_flight))
             .for_each(UpdateTarget(learner, tau=cfg.tau))
         )
         if cfg.prioritized:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from flowrl import ActorGroup, Batch, Flow, actor, rl
 from flowrl.algorithms.collecting import CollectingConfig, evaluated, workers_of
@@ -80,11 +81,7 @@ class PPOConfig(CollectingConfig):
 def graph(cfg: PPOConfig) -> Flow[Summary]:
     """PPO with a clipped surrogate (arXiv:1707.06347)."""
     workers = workers_of(cfg, normalize_rewards=cfg.discount if cfg.normalize_rewards else None)
-    learner = actor(
-        rl.Learner, cfg.policy,
-        rl.losses.PPOLoss(cfg.clip, cfg.value_cost, cfg.entropy_cost, clip_value=cfg.clip_value),
-        learning_rate=cfg.learning_rate, max_grad_norm=cfg.max_grad_norm, target_kl=cfg.target_kl, name="learner",
-    )  # fmt: skip
+    learner = learner_of(cfg)
     rollouts = ParallelRollouts(workers).for_each(AddAdvantages(cfg.discount, cfg.gae_lambda)).gather_sync()
     trained = rollouts.through(learn(cfg, learner, workers))
     if cfg.normalize_rewards:
@@ -92,8 +89,17 @@ def graph(cfg: PPOConfig) -> Flow[Summary]:
     return evaluated(trained, cfg, learner).for_each(ReportMetrics())
 
 
+def learner_of(cfg: PPOConfig, *, name: str = "learner", **more: Any) -> ActorGroup[rl.Learner]:
+    """The learner of a config; `more` are further arguments of it, such as `policy_id`."""
+    return actor(
+        rl.Learner, cfg.policy,
+        rl.losses.PPOLoss(cfg.clip, cfg.value_cost, cfg.entropy_cost, clip_value=cfg.clip_value),
+        learning_rate=cfg.learning_rate, max_grad_norm=cfg.max_grad_norm, target_kl=cfg.target_kl, name=name, **more,
+    )  # fmt: skip
+
+
 def learn(
-    cfg: PPOConfig, learner: ActorGroup[rl.Learner], workers: ActorGroup[rl.RolloutWorker]
+    cfg: PPOConfig, learner: ActorGroup[rl.Learner], workers: ActorGroup[Any]
 ) -> Callable[[Flow[Batch]], Flow[TrainInfo]]:
     """The part that a mix reuses: from rollouts to weights sent."""
     return lambda rollouts: (

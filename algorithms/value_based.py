@@ -23,14 +23,22 @@ class ValueConfig(ReplayingConfig):
     """The gradient's global norm is clipped to it."""
     double: bool = True
     """The policy's own network chooses the action that the target values (arXiv:1509.06461)."""
-    target_every: int = 100
-    """Updates after which the target network takes over the weights."""
+    target_every: int | None = 100
+    """Updates after which the target network takes over the weights; None: it follows by `tau` instead."""
     tau: float | None = None
-    """Instead, the target network moves this share of the way to the weights after each update."""
+    """The share of the way to the weights that the target network moves after each update."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(self, whole=("target_every",), positive=("max_grad_norm",))
+        if (self.target_every is None) == (self.tau is None):
+            raise ValueError(
+                "the target network follows by target_every or by tau: set one of them and the other to None, got "
+                f"target_every={self.target_every} and tau={self.tau}"
+            )
+        if self.tau is None:
+            check_fields(self, whole=("target_every",), positive=("max_grad_norm",))
+        else:
+            check_fields(self, positive=("max_grad_norm", "tau"), fraction=("tau",))
         if self.policy.head != "q":
             raise ValueError(
                 f"policy must be of values of actions, PolicySpec(head='q', ...); got head={self.policy.head!r}"
@@ -74,5 +82,5 @@ class DistributedConfig(ValueConfig):
 
 
 def target_updates(cfg: ValueConfig, learner: ActorGroup[Any]) -> UpdateTarget:
-    """How the target network follows: by `tau` where it is given, else by copies."""
-    return UpdateTarget(learner, every_updates=None if cfg.tau is not None else cfg.target_every, tau=cfg.tau)
+    """How the target network follows: by copies or by `tau`."""
+    return UpdateTarget(learner, every_updates=cfg.target_every, tau=cfg.tau)

@@ -100,7 +100,7 @@ class HandLearner:
             cfg.policy, loss_of(cfg.policy, double=cfg.double, huber=cfg.huber), learning_rate=cfg.learning_rate,
             max_grad_norm=cfg.max_grad_norm, adam_eps=1e-8, seed=0,
         )  # fmt: skip
-        self.learner.set_target_update(every_updates=cfg.target_every)
+        self.learner.set_target_update(every_updates=cfg.target_every, tau=cfg.tau)
         self.minibatch = cfg.batch
 
     def build(self, spaces: Any) -> Any:
@@ -132,9 +132,11 @@ class HandLoop:
         self.inserted = self.drawn = self.version = self.out = self.turn = 0
         self.has = [-1] * cfg.num_workers
         # Fragments that wait for their turn, and how far samples may be from their ratio to steps, as flowrl has it.
+        # Stores are not counted here; flowrl has two in flight.
         self.waiting: deque[tuple[int, Any, int]] = deque()
         rows = cfg.unroll * cfg.envs_per_worker * (cfg.samples_per_step or 0.0)
-        self.buffer = max(rows, cfg.batch * cfg.batches)
+        drawn = cfg.batch * cfg.batches
+        self.buffer = max(rows, drawn, (cfg.in_flight * drawn + rows) / 2, (2 * rows + drawn) / 2)
         self.random = np.random.default_rng(0)
         self.weights = self.learner.build.remote(self.workers[0].spaces.remote())
         for at in [*range(cfg.num_workers)] * NUM_ASYNC:

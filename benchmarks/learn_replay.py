@@ -32,9 +32,11 @@ import flowrl
 from benchmarks.learn import append_section, interquartile_mean, interval
 from flowrl import Local, Ray
 from flowrl.algorithms import ApexConfig, DDPGConfig, DQNConfig, R2D2Config, SACConfig, TD3Config
+from flowrl.rl import PolicySpec
 from flowrl.training import Progress
 
 MEMORY = "tests.rl.memory_envs:Recall"  # a cue at the first step, asked for at the last of 4 to 8
+RAINBOW = PolicySpec(head="q", dueling=True, noisy=True, atoms=51, value_range=(0.0, 100.0), normalize_obs=True)
 SCORED_EPISODES = 100
 SETTINGS = (
     "num_workers", "envs_per_worker", "unroll", "replay_shards", "capacity", "min_size", "samples_per_step", "batch",
@@ -53,7 +55,13 @@ class Task:
 
 
 TASKS = {
-    "dqn": Task("DQN on CartPole-v1", DQNConfig(evaluate_every_env_steps=5000), 475.0, 200_000),
+    "dqn": Task("DQN on CartPole-v1", DQNConfig(evaluate_every_env_steps=1000), 475.0, 50_000),
+    "rainbow": Task(
+        "Rainbow on CartPole-v1",
+        DQNConfig(policy=RAINBOW, prioritized=True, evaluate_every_env_steps=1000),
+        475.0,
+        50_000,
+    ),
     "apex": Task("Ape-X on CartPole-v1", ApexConfig(evaluate_every_env_steps=10_000), 475.0, 1_000_000),
     "sac": Task("SAC on Pendulum-v1", SACConfig(evaluate_every_env_steps=1000), -200.0, 50_000),
     "td3": Task("TD3 on Pendulum-v1", TD3Config(evaluate_every_env_steps=1000), -200.0, 50_000),
@@ -117,8 +125,8 @@ def train(task: Task, seed: int, backend: str) -> Reached:
     )
 
 
-def report(name: str, task: Task, found: Sequence[Reached]) -> str:
-    """A section of RESULTS.md."""
+def report(name: str, task: Task, found: Sequence[Reached], note: str | None = None) -> str:
+    """A section of RESULTS.md; the note stands at its end."""
     solved = [one for one in found if one.solved]
     low, high = interval([one.returns for one in found])
     lines = [
@@ -143,7 +151,7 @@ def report(name: str, task: Task, found: Sequence[Reached]) -> str:
     lines += [
         "",
         f"`python benchmarks/learn_replay.py {name}` on {backends}, {os.cpu_count()} cores ({platform.machine()}), "
-        f"flowrl {flowrl.__version__}; {_settings(task.config)}.",
+        f"flowrl {flowrl.__version__}; {_settings(task.config)}." + (f" {note}" if note else ""),
         "",
     ]
     return "\n".join(lines)
@@ -172,6 +180,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="with --seed: where to write what it came to")
     parser.add_argument("--steps", type=int, help="allowed at most, instead of the task's own")
     parser.add_argument("--backend", choices=["ray", "local"], default="ray")
+    parser.add_argument("--note", help="a sentence at the section's end, such as what else ran meanwhile")
     parser.add_argument("--write", action="store_true", help="append to RESULTS.md")
     options = parser.parse_args()
     if options.json is not None and options.seed is None:
@@ -193,7 +202,7 @@ def main() -> None:
             )
     if options.json is not None:
         options.json.write_text(json.dumps(asdict(found[0])), encoding="utf-8")
-    section = report(options.task, task, found)
+    section = report(options.task, task, found, options.note)
     print(section)
     if options.write:
         append_section(section)

@@ -247,7 +247,10 @@ def _check_env(config: Any) -> None:
         return
     envs = import_module("flowrl.rl.envs")
     try:
-        envs.env_spaces(config.env, getattr(config, "env_kwargs", None))
+        if getattr(config, "several_agents", False):
+            envs.make_agents_env(config.env, config.env_kwargs).close()
+        else:
+            envs.env_spaces(config.env, getattr(config, "env_kwargs", None))
     except Exception as error:
         if _is_usage(error, config.env):
             raise UsageError(text_of(error)) from error

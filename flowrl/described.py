@@ -13,6 +13,7 @@ from flowrl.checks import pacing_of
 from flowrl.failures import FailurePolicy, Restart
 from flowrl.handles import ActorGroup
 from flowrl.operator import AskOperator
+from flowrl.pacing import Pacing
 from flowrl.shapes import describe
 
 _LONGEST = 60  # characters of one argument
@@ -113,8 +114,36 @@ class Described:
     def paced(self, node: graph.Node) -> tuple[str, str] | None:
         """The replay group that the node stores in or draws from, and the bounds that its pacing sets, if any."""
         group = node.group if isinstance(node, graph.Replay) else graph.stored_in(node)
-        bounds = "" if group is None else _pace(group)
-        return (self._group_name(node, group), bounds) if group is not None and bounds else None
+        if group is None:
+            return None
+        name = self._group_name(node, group)
+        bounds = self._pace(name, group)
+        return (name, bounds) if bounds else None
+
+    def _pace(self, name: str, group: ActorGroup[Any]) -> str:
+        """The bounds that a replay group's pacing sets on those that store and draw; empty where it sets none."""
+        pacing = pacing_of(group)
+        said = [f"min_size={pacing.min_size}"] if pacing.min_size > 1 else []
+        if pacing.samples_per_insert is not None:
+            buffer = pacing.error_buffer
+            window = self._in_flight(name, pacing) if buffer is None else f"{buffer:g} rows"
+            said.append(f"samples_per_insert={pacing.samples_per_insert:g} ± {window}")
+        if pacing.max_times_sampled is not None:
+            said.append(f"max_times_sampled={pacing.max_times_sampled}")
+        return ", ".join(said)
+
+    def _in_flight(self, name: str, pacing: Pacing) -> str:
+        """The most that the ratio may be off: what those who draw, or those who store, have out at once."""
+        rows = inserts = 0
+        for node in self.nodes:
+            if isinstance(node, graph.Replay) and self._group_name(node, node.group) == name:
+                rows += node.in_flight * pacing.rows_of(node.batch * node.batches)
+            elif (group := graph.stored_in(node)) is not None and self._group_name(node, group) == name:
+                assert isinstance(node, graph.Apply)
+                assert isinstance(node.op, AskOperator)
+                inserts += node.op.calls_in_flight
+        stored = f"{inserts} insert{'s' * (inserts != 1)}"
+        return f"at most max({rows} rows, {stored})"
 
     def _paced_by(self, node: graph.Node) -> list[str]:
         paced = self.paced(node)
@@ -157,18 +186,6 @@ def short(value: Any, name_of: Callable[[ActorGroup[Any]], str], depth: int = 3)
         inner = ", ".join(short(entry, name_of, depth - 1) for entry in value)
         return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' * (len(value) == 1)})"
     return clean(repr(value))
-
-
-def _pace(group: ActorGroup[Any]) -> str:
-    """The bounds that a replay group's pacing sets on those that store and draw; empty where it sets none."""
-    pacing = pacing_of(group)
-    said = [f"min_size={pacing.min_size}"] if pacing.min_size > 1 else []
-    if pacing.samples_per_insert is not None:
-        buffer = "one insert or sample" if pacing.error_buffer is None else f"{pacing.error_buffer:g} rows"
-        said.append(f"samples_per_insert={pacing.samples_per_insert:g} ± {buffer}")
-    if pacing.max_times_sampled is not None:
-        said.append(f"max_times_sampled={pacing.max_times_sampled}")
-    return ", ".join(said)
 
 
 def class_name(group: ActorGroup[Any]) -> str:

@@ -22,8 +22,8 @@ class Pacing:
     Attributes:
         min_size: rows that the group must hold before anything is sampled.
         samples_per_insert: rows sampled for each row inserted; None sets no ratio.
-        error_buffer: how far the ratio may be off for the moment, in rows sampled; None: the larger of the largest
-            insert (times samples_per_insert) and the largest sample, with which one of the two always may go.
+        error_buffer: how far the ratio may be off for the moment, in rows sampled; None: the least with which one of
+            the two always may go, and all messages that those who store and draw may have in flight may be out.
         max_times_sampled: how often one row may be sampled at most; None sets no limit.
         item_rows: the rows of one sampled item: 1, or the length of a sequence.
 

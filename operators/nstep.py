@@ -28,7 +28,8 @@ class NStep(Operator[Any, Any]):
     the first batch is that much shorter. Put it before the gather, where the fragments of one worker stay in order
     and the data need not pass the driver.
 
-    n: 1 adds only `discounts`. discount: γ, of one step.
+    n: 1 adds only `discounts`. discount: γ, of one step. policy: of a MultiAgentBatch, whose batch gets them; the
+    others go on as they are. None means every policy's.
 
     Raises:
         ValueError: n below 1, discount outside [0, 1], a batch that is not time-major or of other environments.
@@ -36,6 +37,7 @@ class NStep(Operator[Any, Any]):
 
     n: int
     discount: float = 0.99
+    policy: str | None = None
 
     needs: ClassVar[frozenset[str]] = frozenset({"rewards", "terminated", "truncated", "next_obs"})
     adds: ClassVar[frozenset[str]] = frozenset({"discounts"})
@@ -50,7 +52,12 @@ class NStep(Operator[Any, Any]):
     def process(self, value: Batch | MultiAgentBatch, ctx: Context) -> Iterable[Any]:
         origins = ctx.item_id.origins
         parts: dict[str | None, Batch] = {None: value} if isinstance(value, Batch) else dict(value.items())
-        made = {policy: self._next((origins, policy), part, ctx.item_id) for policy, part in parts.items()}
+        made = {
+            policy: self._next((origins, policy), part, ctx.item_id)
+            if self.policy in (None, policy)
+            else (part, [ctx.item_id])
+            for policy, part in parts.items()
+        }
         ready = {policy: found for policy, found in made.items() if found is not None}
         if ready:
             sources = [source for _, sources in ready.values() for source in sources]
@@ -80,7 +87,8 @@ class NStep(Operator[Any, Any]):
         columns, sources = dict(batch), [item]
         waiting = self._held.pop(stream, None)
         if waiting is not None:
-            columns, sources = _joined(waiting[0], columns), [waiting[1], item]
+            columns = _joined(waiting[0], columns, grows=stream[1] is not None)
+            sources = [waiting[1], item]
         steps = len(columns["rewards"])
         whole = max(steps - self.n + 1, 0)
         if whole < steps:
@@ -93,9 +101,13 @@ class NStep(Operator[Any, Any]):
         return Batch({name: array[:whole] for name, array in made.items()}, time_major=True), sources
 
 
-def _joined(before: Columns, after: Columns) -> dict[str, Array]:
-    """Two fragments in a row, along time."""
+def _joined(before: Columns, after: Columns, *, grows: bool) -> dict[str, Array]:
+    """Two fragments in a row, along time; grows: agents that joined have further columns in the second."""
     envs = before["rewards"].shape[1], after["rewards"].shape[1]
+    if grows and envs[0] < envs[1] and "valid" in before:
+        more = ((0, 0), (0, envs[1] - envs[0]))
+        before = {name: np.pad(array, (*more, *((0, 0),) * (array.ndim - 2))) for name, array in before.items()}
+        envs = envs[1], envs[1]
     if envs[0] != envs[1]:
         raise ValueError(
             f"NStep carries rows of {envs[0]} environments, but the next fragment of the same origin has {envs[1]}; "

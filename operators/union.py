@@ -8,6 +8,7 @@ from typing import Any, Literal
 from flowrl import graph
 from flowrl.errors import GraphError
 from flowrl.flow import Flow, ParallelFlow
+from flowrl.given import whole
 from flowrl.places import calling_place
 
 
@@ -36,8 +37,8 @@ def Union(  # noqa: N802  (reads as an operator)
         raise GraphError("Union got one flow twice; its items cannot go both ways: use flow.duplicate(2)")
     if mode not in ("round_robin", "async"):
         raise GraphError(f"mode must be 'round_robin' or 'async', got {mode!r}")
-    shares = [1] * len(flows) if weights is None else list(weights)
-    if len(shares) != len(flows) or any(isinstance(w, bool) or not isinstance(w, int) or w < 1 for w in shares):
+    shares = [1] * len(flows) if weights is None else [whole(weight) or 0 for weight in weights]
+    if len(shares) != len(flows) or min(shares) < 1:
         raise GraphError(f"weights must be {len(flows)} whole numbers of at least 1, one a flow, got {weights!r}")
     return Flow(
         graph.Unite(

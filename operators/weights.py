@@ -18,7 +18,8 @@ class SendWeights(Operator[Any, Any]):
     lacks them, riding on that actor's next message. An actor that starts is told before its first pull.
 
     to: a group, or "origin": the actors that the item came from.
-    policy: passed on to `set_weights(flat, version, policy=)` where several policies live in a worker.
+    policy: passed on to `set_weights(flat, version, policy=)` where several policies live in a worker; None: the
+        `policy_id` that the learner's description gives, if it gives one.
     every_env_steps, every_updates: at most once in so many environment steps, or versions of the weights.
     """
 
@@ -69,5 +70,6 @@ class SendWeights(Operator[Any, Any]):
     def _send(self, handle: ActorHandle[Any], version: int, weights: Any) -> None:
         if self._has.get(handle) != version:
             self._has[handle] = version
-            extra = {} if self.policy is None else {"policy": self.policy}
+            policy = self.learner.kwargs.get("policy_id") if self.policy is None else self.policy
+            extra = {} if policy is None else {"policy": policy}
             handle.tell("set_weights", weights, version, **extra)

@@ -45,9 +45,10 @@ def test_seeds_trained_apart_make_one_section(tmp_path):
         file.write_text(json.dumps(dataclasses.asdict(one)), encoding="utf-8")
     read = [learn_replay.Reached.read(file) for file in files]
     assert read == seeds
-    section = learn_replay.report("dqn", learn_replay.TASKS["dqn"], read)
+    section = learn_replay.report("dqn", learn_replay.TASKS["dqn"], read, "Others worked beside it.")
     assert "## DQN on CartPole-v1 to a mean return of 475" in section
     assert "2 of 3 seeds reached it" in section
+    assert section.endswith(" Others worked beside it.\n")
     # The median of those that reached it; a quarter of the best and of the worst seed's mean counts.
     assert "25,000 environment steps, 200,000 samples trained and 9.2 s" in section
     assert f"**{(0.25 * 150 + 490 + 0.25 * 500) / 1.5:.4g}**" in section

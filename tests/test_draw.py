@@ -163,7 +163,7 @@ Union: each line gets its items from the line below it
 actors
   workers  2 × Worker  cpus=1  source of ParallelRollouts
   replay   2 × Keeper  cpus=0  asked by StoreToReplay, asked by Replay, paced: min_size=100,
-      samples_per_insert=8 ± one insert or sample
+      samples_per_insert=8 ± at most max(256 rows, 2 inserts)
   learner  1 × Keeper  cpus=0  asked by TrainOneStep
 
 order

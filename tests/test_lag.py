@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 
@@ -73,7 +74,7 @@ def test_the_lag_of_an_async_gather_is_what_a_run_has(shards: int, num_async: in
     assert late(flow, shards, rounds=False) == lags(flow)[0].items
 
 
-@pytest.mark.parametrize(("weight", "really"), [(1, 0), (2, 2), (9, 2)])
+@pytest.mark.parametrize(("weight", "really"), [(1, 0), (np.int64(2), 2), (9, 2)])
 def test_a_run_with_a_duplicate_stays_within_the_worst_lag(weight: int, really: int) -> None:
     workers = actors(Worker, count=1, name="workers")
     slow, fast = from_actors(workers, "sample").gather_sync().duplicate(2, max_lag=3)

@@ -35,8 +35,10 @@ class Limiter:
                                            reached, or no shard has the rows of a sample (max_times_sampled)
         a sample of n rows may go where    diff - n >= c - error_buffer, and min_size rows are stored
 
-    Without an error_buffer it is the larger of the largest insert (times samples_per_insert) and the largest sample
-    so far, with which one of the two always may go.
+    Without an error_buffer it is the least with which one of the two always may go and no window is in vain: where
+    inserts are ahead as far as they may be, all samples that may be in flight can go, and the other way round. With the
+    largest insert so far (times samples_per_insert) I, i of them in flight, the largest sample S, and samples of D rows
+    in flight, that is the largest of I, S, (D + I) / 2 and (i · I + S) / 2.
     """
 
     def __init__(self, run: Any, name: str, pacing: Pacing, states: Sequence[ActorState]):
@@ -45,6 +47,8 @@ class Limiter:
         self.living = list(self.stocks.values())
         self.on_failure: Any = None
         self.stores: list[Cursor] = []
+        self._inserts_in_flight = 0  # of all who store
+        self._samples_in_flight = 0  # of all who draw, in rows
         self.inserted = self.sampled = 0  # rows over all shards, ever; those that a sample will bring are counted
         self.coming = 0  # rows on their way into a shard
         self.closed = False  # it watches to the end
@@ -70,11 +74,19 @@ class Limiter:
         """How far samples and inserts may be apart from their ratio, in samples."""
         if self.pacing.error_buffer is not None:
             return self.pacing.error_buffer
-        return max(self._largest_insert * (self.pacing.samples_per_insert or 0.0), self._largest_sample)
+        insert, sample = self._largest_insert * (self.pacing.samples_per_insert or 0.0), self._largest_sample
+        inserts, samples = insert * self._inserts_in_flight, self._samples_in_flight
+        return max(insert, sample, (samples + insert) / 2, (inserts + sample) / 2)
 
-    def expects(self, rows: int) -> None:
-        """Samples of so many rows will be drawn."""
+    def stored_by(self, store: Cursor, in_flight: int) -> None:
+        """One more stores, with so many inserts out at once."""
+        self.stores.append(store)
+        self._inserts_in_flight += in_flight
+
+    def drawn_by(self, rows: int, in_flight: int) -> None:
+        """One more draws samples of so many rows, of which so many are out at once."""
         self._largest_sample = max(self._largest_sample, rows)
+        self._samples_in_flight += rows * in_flight
 
     def may_insert(self, rows: int) -> bool:
         """Whether an item of so many rows may be sent to a shard now."""

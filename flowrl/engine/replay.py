@@ -27,7 +27,7 @@ class StoreCursor(AskCursor):
         self.limiter = limiter
         self._next: Item | None = None
         self._sent: deque[Item] = deque()  # those whose calls are in the window
-        limiter.stores.append(self)
+        limiter.stored_by(self, self._size)
         run.accounts.knobs[name] = limiter.knob_of_inserts
 
     def pull(self) -> Item | Signal:
@@ -97,7 +97,7 @@ class ReplayCursor(Cursor):
         self._handles: dict[Stock, ActorHandle[Any]] = {
             stock: run.handle(state, name, held=True) for state, stock in limiter.stocks.items()
         }
-        limiter.expects(self._rows)
+        limiter.drawn_by(self._rows, self._size)
         run.accounts.knobs[name] = limiter.knob_of_samples
 
     def pull(self) -> Item | Signal:

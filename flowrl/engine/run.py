@@ -27,7 +27,7 @@ from flowrl.handles import ActorHandle
 T = TypeVar("T")
 _log = logging.getLogger("flowrl")
 LETTING_S = 0.5  # how long another thread that moves the run may take to notice that it is being closed
-CLOSING_S = 2.0  # how long the background thread may take to finish its item
+CLOSING_S = 2.0  # how long the background thread may wait for an answer, before it looks whether to go on
 SEEDS = 2**63  # as many as there are
 INTERRUPTED_S = 0.5  # how long actors may take to finish what they do, where a user waits for the prompt
 
@@ -268,6 +268,9 @@ class Run(Iterator[T], Generic[T]):
     def close(self) -> None:
         """Ends the run and its actors. Closing again does nothing."""
         background, self._background = self._background, None
+        if background is not None:
+            background.stop(0.0)
+            self._engine.closing = self._engine.alarm.on = True  # its item may never come: a filter may drop them all
         if background is not None and not background.stop(CLOSING_S):
             # It waits for an answer: that of an actor whose process ends is known at once.
             if self._finalizer.detach() is not None:

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from flowrl.rl.evaluator import Evaluator
     from flowrl.rl.learner import Learner
     from flowrl.rl.losses import Loss, LossOut
+    from flowrl.rl.multi_agent_worker import MultiAgentWorker
     from flowrl.rl.policy import Policy
     from flowrl.rl.replay import ReplayShard
+    from flowrl.rl.roles import Scripted
     from flowrl.rl.spec import PolicySpec, Progress
     from flowrl.rl.worker import RolloutWorker
     from flowrl.rl.wrappers import EnvOptions
@@ -27,8 +29,10 @@ else:
             "evaluator": ("Evaluator",),
             "learner": ("Learner",),
             "losses": ("Loss", "LossOut"),
+            "multi_agent_worker": ("MultiAgentWorker",),
             "policy": ("Policy",),
             "replay": ("ReplayShard",),
+            "roles": ("Scripted",),
             "spec": ("PolicySpec", "Progress"),
             "worker": ("RolloutWorker",),
             "wrappers": ("EnvOptions",),
@@ -43,12 +47,14 @@ __all__ = [
     "Learner",
     "Loss",
     "LossOut",
+    "MultiAgentWorker",
     "Policy",
     "PolicySpec",
     "Progress",
     "ReplayShard",
     "RolloutWorker",
     "SACLearner",
+    "Scripted",
     "TD3Learner",
     "losses",
     "returns",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from flowrl.errors import add_note
+from flowrl.rl.agents_env import AgentsEnv, agents_env
 from flowrl.rl.copies import ENVPOOL, Copies, EnvContext, UnknownEnvironment
 from flowrl.rl.spaces import check_spaces
 from flowrl.rl.spec import Spaces
@@ -18,7 +20,15 @@ from flowrl.rl.vector import VectorSource, env_seeds
 from flowrl.rl.video import Recording
 from flowrl.rl.wrappers import EnvOptions
 
-__all__ = ["EnvContext", "EnvSource", "UnknownEnvironment", "describe", "env_spaces", "make_vector_env"]
+__all__ = [
+    "EnvContext",
+    "EnvSource",
+    "UnknownEnvironment",
+    "describe",
+    "env_spaces",
+    "make_agents_env",
+    "make_vector_env",
+]
 
 EnvSource = str | Callable[..., Any]
 
@@ -75,6 +85,59 @@ def make_vector_env(
     except ValueError:
         vector.close()
         raise
+
+
+def make_agents_env(
+    env: EnvSource,
+    env_kwargs: Mapping[str, Any] | None,
+    *,
+    worker_index: int = 0,
+    num_workers: int = 1,
+    env_index: int = 0,
+    seed: int = 0,
+) -> AgentsEnv:
+    """One copy of an environment of several agents.
+
+    env: a factory (with a parameter `ctx` it gets an EnvContext), "pkg.module:Name" of one, or a module of PettingZoo's
+        kind, "pkg.module_v1", whose `parallel_env` is taken, else its `env`.
+
+    Raises:
+        UnknownEnvironment: no such module, or nothing in it that makes an environment.
+        TypeError: it does not follow the protocol (`flowrl.rl.agents_env.AgentsEnv`).
+        Whatever the constructor raises, with a note which environment it was.
+    """
+    factory = _agents_factory(env)
+    kwargs = dict(env_kwargs or {})
+    try:
+        takes = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # of a builtin
+        takes = {}  # type: ignore[assignment]
+    if "ctx" in takes:
+        kwargs["ctx"] = EnvContext(worker_index, num_workers, env_index, seed)
+    try:
+        return agents_env(lambda: factory(**kwargs))
+    except Exception as error:
+        add_note(error, f"while making environment {describe(env)} of worker {worker_index}")
+        raise
+
+
+def _agents_factory(env: EnvSource) -> Callable[..., Any]:
+    if isinstance(env, str) and ":" not in env:
+        try:
+            module = importlib.import_module(env)
+        except ModuleNotFoundError as error:
+            raise UnknownEnvironment(
+                f"no module {env!r} ({error}); an environment of several agents is a factory, 'pkg.module:Name', or a "
+                "module such as 'mpe2.simple_spread_v3'"
+            ) from error
+        factory = getattr(module, "parallel_env", None) or getattr(module, "env", None)
+        if not callable(factory):
+            raise UnknownEnvironment(f"module {env!r} has neither parallel_env nor env, which would make one")
+        return factory
+    found = _resolve(env)
+    if isinstance(found, str):
+        raise UnknownEnvironment(f"{found!r} is a Gymnasium id, of an environment with one agent")
+    return found
 
 
 def env_spaces(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +29,13 @@ class Evaluation:
     """Raw returns and lengths of complete episodes.
 
     std is the sample's (n - 1 below the line; NaN for one episode). ci95 is half the width of the
-    95% confidence interval of the mean by Student's t (infinite for one episode).
+    95% confidence interval of the mean by Student's t (infinite for one episode). With several agents, returns are
+    those of all together, and `policies` has the Evaluation of each policy's agents.
     """
 
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
+    policies: Mapping[str, Evaluation] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.returns or len(self.returns) != len(self.lengths):
@@ -48,6 +50,10 @@ class Evaluation:
         return Evaluation(
             tuple(value for one in evaluations for value in one.returns),
             tuple(value for one in evaluations for value in one.lengths),
+            {
+                name: Evaluation.concat([one.policies[name] for one in evaluations if name in one.policies])
+                for name in dict.fromkeys(name for one in evaluations for name in one.policies)
+            },
         )
 
     @property

@@ -30,8 +30,9 @@ def backend(request: pytest.FixtureRequest) -> Any:
 def small(**settings: Any) -> DQNConfig:
     """DQN in miniature."""
     given = {"envs_per_worker": 2, "unroll": 8, "min_size": 64, "batch": 16, "batches": 2, "capacity": 500}
+    target = {"target_every": 5, "tau": None}
     policy = PolicySpec(head="q", hidden=(16,))
-    return DQNConfig(**{**given, "policy": policy, "samples_per_step": 4.0, "target_every": 5, **settings})
+    return DQNConfig(**{**given, **target, "policy": policy, "samples_per_step": 4.0, **settings})
 
 
 def small_apex(**settings: Any) -> ApexConfig:
@@ -47,7 +48,7 @@ def small_apex(**settings: Any) -> ApexConfig:
         {},
         {"prioritized": True, "n_step": 3, "replay_shards": 2},
         {"policy": RAINBOW, "prioritized": True},
-        {"tau": 0.1},
+        {"tau": 0.1, "target_every": None},
     ],
 )
 def test_it_trains_as_often_as_it_is_told(settings: dict[str, Any]) -> None:
@@ -99,7 +100,7 @@ def test_apex_stores_priorities_and_updates_them() -> None:
 
 
 def test_epsilon_falls_and_is_none_with_noise() -> None:
-    assert small().exploration == Linear(1.0, 0.05, 10_000)
+    assert small().exploration == Linear(1.0, 0.04, 6_000)
     assert small(policy=RAINBOW).exploration == 0.0
     assert small(epsilon=0.25).exploration == 0.25
     with run(small(epsilon=Linear(1.0, 0.0, 200)).graph(), Local(), seed=0) as running:
@@ -118,6 +119,10 @@ def test_the_loss_follows_from_the_policy() -> None:
         ({"policy": PolicySpec()}, "policy must be of values of actions"),
         ({"batch": 0}, "batch must be at least 1"),
         ({"samples_per_step": 0.0}, "samples_per_step must be above 0"),
+        ({"tau": 0.1, "target_every": 5}, "by target_every or by tau: .* got target_every=5 and tau=0.1"),
+        ({"tau": None, "target_every": None}, "by target_every or by tau: .* got target_every=None and tau=None"),
+        ({"tau": 1.5, "target_every": None}, "tau must be at most 1"),
+        ({"tau": None, "target_every": 0}, "target_every must be at least 1"),
         ({"video_dir": "videos"}, "set evaluate_every_env_steps too"),
     ],
 )
@@ -147,3 +152,40 @@ def test_the_command_line_knows_them(capsys: pytest.CaptureFixture[str]) -> None
     assert "apex" in said
     assert main(["graph", "apex"]) == 0
     assert "StoreToReplay" in capsys.readouterr().out
+
+
+RAINBOW_100 = PolicySpec(head="q", dueling=True, noisy=True, atoms=51, value_range=(0.0, 100.0), normalize_obs=True)
+
+
+def best_return(config: Any, at_least: float, within_steps: int) -> float:
+    """The best of the greedy evaluations in training, up to the first that is good enough."""
+    best, looked = 0.0, 0
+    with run(config.graph(), Local(), seed=0) as running:
+        for summary in running:
+            if summary.env_steps - looked >= 1000:
+                looked = summary.env_steps
+                best = max(best, running.evaluate(10).mean)
+            if best >= at_least or summary.env_steps >= within_steps:
+                break
+    return best
+
+
+@pytest.mark.parametrize(
+    ("config", "at_least", "within_steps"),
+    [
+        (DQNConfig(), 300.0, 15_000),
+        (DQNConfig(policy=RAINBOW_100, prioritized=True), 120.0, 15_000),
+        (ApexConfig(evaluate_every_env_steps=None), 200.0, 60_000),
+    ],
+    ids=["dqn", "rainbow", "apex"],
+)
+def test_it_learns_to_balance(config: Any, at_least: float, within_steps: int) -> None:
+    """A policy that learned nothing gets some 10, a random one some 20."""
+    assert best_return(config, at_least, within_steps) >= at_least
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_dqn_solves_cartpole(seed: int) -> None:
+    config = DQNConfig(evaluate_every_env_steps=1000)
+    assert flowrl.train(config, stop_return=475, total_steps=25_000, backend=Local(), seed=seed).solved

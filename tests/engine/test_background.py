@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import threading
+from time import monotonic
 from typing import Any
 
 import pytest
 
 import flowrl
 from flowrl.backends.protocol import Backend
+from flowrl.engine.run import CLOSING_S
 from flowrl.errors import FlowError
 
 LONG_S = 30
@@ -155,6 +157,24 @@ def test_close_while_it_waits_for_an_actor_that_stands_still(ray_session: None) 
     assert handle.done
     assert handle.error is None  # it was closed, which is no failure
     assert run.closed
+
+
+def test_close_while_no_item_comes_out(local: Backend) -> None:
+    """Its item never ends, so close() must not give it time to."""
+    dropped = threading.Event()
+
+    def drop(x: int) -> bool:
+        dropped.set()
+        return False
+
+    run = flowrl.run(flow().filter(drop), local)
+    handle = run.background()
+    assert dropped.wait(LONG_S)
+    before = monotonic()
+    run.close()
+    assert monotonic() - before < CLOSING_S / 2
+    assert handle.done
+    assert handle.error is None
 
 
 def test_close_while_it_moves(backend: Backend) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrl.engine.calls import ActorState
+from flowrl.engine.cursors import Cursor
 from flowrl.engine.limiter import Limiter
 from flowrl.errors import ActorDied
 from flowrl.failures import Raise
@@ -119,7 +120,7 @@ def test_each_row_so_many_times() -> None:
 def test_inserts_go_on_until_one_shard_has_the_rows_of_a_sample() -> None:
     """Eight rows of three shards are enough for the ratio, but a sample of eight is drawn from one shard."""
     paced, states = limiter(3, max_times_sampled=1, samples_per_insert=1.0)
-    paced.expects(8)
+    paced.drawn_by(8, 1)
     for at in range(7):
         assert not paced.may_sample(8)
         assert paced.may_insert(4)
@@ -133,11 +134,14 @@ def test_inserts_go_on_until_one_shard_has_the_rows_of_a_sample() -> None:
 @given(
     ratio=st.floats(0.01, 64.0),
     min_size=st.integers(1, 200),
+    in_flight=st.integers(1, 4),
     sizes=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 300)), min_size=1, max_size=60),
 )
-def test_without_a_buffer_one_side_may_always_go(ratio: float, min_size: int, sizes: list[tuple[int, int]]) -> None:
+def test_without_a_buffer_one_side_may_always_go(
+    ratio: float, min_size: int, in_flight: int, sizes: list[tuple[int, int]]
+) -> None:
     paced, (state,) = limiter(min_size=min_size, samples_per_insert=ratio)
-    paced.expects(max(rows for _, rows in sizes))
+    paced.drawn_by(max(rows for _, rows in sizes), in_flight)
     for inserted, sampled in sizes:
         may_insert, may_sample = paced.may_insert(inserted), paced.may_sample(sampled)
         assert may_insert or may_sample
@@ -148,6 +152,55 @@ def test_without_a_buffer_one_side_may_always_go(ratio: float, min_size: int, si
         if paced.size >= min_size:
             off = (paced.inserted - min_size) * ratio - paced.sampled
             assert abs(off) <= paced.buffer * (1 + 1e-9)
+
+
+@given(
+    ratio=st.floats(0.05, 64.0),
+    inserted=st.integers(1, 300),
+    sampled=st.integers(1, 5000),
+    stores=st.integers(1, 5),
+    draws=st.integers(1, 5),
+)
+def test_without_a_buffer_no_window_is_in_vain(
+    ratio: float, inserted: int, sampled: int, stores: int, draws: int
+) -> None:
+    """At the most that one side may be ahead, the other has its whole window out, and nothing of it was answered."""
+    paced, (state,) = limiter(min_size=1, samples_per_insert=ratio)
+    paced.stored_by(Idle(), stores)
+    paced.drawn_by(sampled, draws)
+    for _ in range(3):
+        while paced.may_insert(inserted):
+            insert(paced, state, inserted)
+        for _ in range(draws):
+            assert paced.may_sample(sampled)
+            paced.drawn(paced.stocks[state], sampled)
+        while paced.may_sample(sampled):
+            sample(paced, state, sampled)
+        for _ in range(stores):
+            assert paced.may_insert(inserted)
+            paced.sent(inserted)
+        for _ in range(stores):
+            paced.stored(state, inserted, {"inserted": inserted, "size": paced.size + inserted})
+
+
+class Idle(Cursor):
+    """One who stores, or draws."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+
+def test_golden_buffer() -> None:
+    """Samples of 8 rows, 3 in flight; inserts at 4 samples a row, 5 in flight."""
+    paced, _ = limiter(samples_per_insert=4.0)
+    paced.drawn_by(8, 1)
+    assert paced.buffer == 8  # a sample
+    assert paced.may_insert(3)
+    assert paced.buffer == 12  # an insert
+    paced.drawn_by(8, 2)
+    assert paced.buffer == (3 * 8 + 12) / 2
+    paced.stored_by(Idle(), 5)
+    assert paced.buffer == (5 * 12 + 8) / 2
 
 
 def test_shards_are_chosen_by_mass() -> None:
@@ -163,7 +216,7 @@ def test_shards_are_chosen_by_mass() -> None:
 
 def test_what_dies_is_counted_and_the_others_go_on() -> None:
     paced, (one, two) = limiter(2, min_size=10, samples_per_insert=1.0)
-    paced.expects(1)
+    paced.drawn_by(1, 1)
     insert(paced, one, 5)
     insert(paced, two, 5)
     assert paced.may_sample(1)

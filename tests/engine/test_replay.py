@@ -42,7 +42,7 @@ def test_samples_and_inserts_keep_their_ratio(
     replay = shelves(2, min_size=50, samples_per_insert=ratio)
     source = rollouts("async" if mode == "async" else "sync", workers, rows=rows)
     pieces = max(rows, drawn["batch"] * drawn.get("batches", 1) / ratio)
-    items = int(220 * pieces * ratio / (drawn["batch"] * drawn.get("batches", 1)))
+    items = int(300 * pieces * ratio / (drawn["batch"] * drawn.get("batches", 1)))
     with flowrl.run(stored_and_drawn(replay, source, mode, **drawn), backend, seed=1) as run:
         run.step(items)
         assert ratio_of(run, 50) == pytest.approx(ratio, rel=0.01)

@@ -196,3 +196,32 @@ def test_rows_that_are_overwritten_while_a_draw_is_under_way_are_never_asked_for
     with flowrl.run(Union([stored, drawn], mode="async", emit=[drawn]), Delayed(seed, likely=0.5), seed=seed) as run:
         rows = [row for batch in run.step(150) for row in batch["x"].tolist()]
     assert max(rows.count(row) for row in set(rows)) <= 2
+
+
+class Steps:
+    """Fragments (4, 2) of two environments of numbered steps; those of worker i begin at i million."""
+
+    def __init__(self, index: int = 0):
+        self.next = index * 10**6
+
+    def sample(self) -> Batch:
+        """The next fragment; the second environment's steps are half a million ahead."""
+        self.next += 4
+        steps_TN = np.arange(self.next - 4, self.next)[:, None] + np.array([0, 500_000])
+        return Batch({"x": steps_TN, "terminated": np.zeros((4, 2), np.bool_)}, time_major=True)
+
+
+@pytest.mark.parametrize("length", [3, 4, 6])
+def test_a_sequence_is_of_one_environment_of_one_worker(length: int) -> None:
+    """Fragments of workers come in any order, to any shard: each is cut for itself, so none goes on in another."""
+    replay = flowrl.actors(ReplayShard, 400, sequence=length, period=2, min_size=24, count=2, name="replay")
+    source = flowrl.from_actors(flowrl.actors(Steps, count=3, name="workers"), "sample").gather_async()
+    drawn = Replay(replay, batch=16, in_flight=2)
+    flow = Union([source.for_each(StoreToReplay(replay)), drawn], mode="async", emit=[drawn])
+    with flowrl.run(flow, Delayed(1, in_order=False), seed=3) as run:
+        for batch in run.step(30):
+            for n in range(16):
+                mine = batch["x"][batch.valid[:, n], n]
+                assert len(mine) == min(length, 4)
+                assert (np.diff(mine) == 1).all()
+                assert mine[0] // 4 == mine[-1] // 4  # of one fragment

@@ -1,0 +1,254 @@
+"""The rollout worker of environments with several agents, each of which plays one of several policies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flowrl.batch import MultiAgentBatch
+from flowrl.errors import add_note
+from flowrl.ref import Answer
+from flowrl.rl.agents_env import AgentsEnv
+from flowrl.rl.agents_rollout import AgentsRollout, evaluation_of
+from flowrl.rl.envs import EnvSource, describe, make_agents_env
+from flowrl.rl.episodes import Casting, PolicyOf
+from flowrl.rl.epsilon import checked_epsilon, restored_epsilon
+from flowrl.rl.evaluation import EVALUATION_KEY, MAX_STEPS, Evaluation, quotas
+from flowrl.rl.roles import Role, Scripted
+from flowrl.rl.spec import PolicySpec, Spaces
+from flowrl.rl.vector import child
+
+ENVS, ACTIONS, WEIGHTS, EPISODES = range(4)  # the worker's streams of random numbers, below its seed
+
+
+class MultiAgentWorker:
+    """Steps `num_envs` copies of an environment of several agents; each `sample` is one fragment.
+
+    Args:
+        env: a factory of one environment, or "pkg.module:Name" of one: PettingZoo's parallel or AEC kind, or dicts by
+            agent (`flowrl.rl.agents_env.AgentsEnv`). A factory with a parameter `ctx` gets an EnvContext.
+        policies: by id, what each is made of (a PolicySpec), or a `Scripted` one.
+        policy_of: (agent_id, episode) -> policy id, asked once an agent and episode; `episode` has an `index` and a
+            generator `rng` of its own. None where there is one policy, which all share.
+        collect: the policies whose experience is gathered; None: all that are no function.
+        steps: vector steps of a fragment.
+        num_envs: copies of the environment.
+        env_kwargs: keyword arguments of the environment.
+        reward_clip: rewards of transitions are clipped to ± this for training.
+        next_obs: whether batches have the column `next_obs`.
+        index, count, seed: as RolloutWorker's; the engine gives them.
+
+    Raises:
+        ValueError: a number below 1; a policy that nobody defined; one policy for agents of different spaces.
+        TypeError: the environment does not follow the protocol.
+    """
+
+    default_cpus = 1
+
+    def __init__(
+        self,
+        env: EnvSource,
+        policies: Mapping[str, PolicySpec | Scripted],
+        policy_of: PolicyOf | None = None,
+        *,
+        collect: tuple[str, ...] | None = None,
+        steps: int = 128,
+        num_envs: int = 1,
+        env_kwargs: Mapping[str, Any] | None = None,
+        reward_clip: float | None = None,
+        next_obs: bool = False,
+        index: int = 0,
+        count: int = 1,
+        seed: int | np.random.SeedSequence | None = None,
+    ):
+        for name, number in (("steps", steps), ("num_envs", num_envs)):
+            if number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}")
+        if reward_clip is not None and not reward_clip > 0:
+            raise ValueError(f"reward_clip must be above 0, got {reward_clip}")
+        if not policies:
+            raise ValueError("policies must have at least one: {'default': PolicySpec()}")
+        unknown = set(collect or ()) - set(policies)
+        if unknown:
+            raise ValueError(f"collect names {sorted(unknown)}, which are not among the policies {sorted(policies)}")
+        self._env, self._env_kwargs, self._name = env, dict(env_kwargs or {}), describe(env)
+        self._steps, self._num_envs, self._next_obs = steps, num_envs, next_obs
+        self._index, self._count = index, count
+        self._stream = (
+            seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed, spawn_key=(index,))
+        )
+        envs = [self._make_env(child(self._stream, ENVS, i), i) for i in range(num_envs)]
+        self._casting = Casting(tuple(policies), policy_of, envs[0], self._name)
+        spaces = self._casting.spaces
+        self._scripted = {name: spec for name, spec in policies.items() if isinstance(spec, Scripted)}
+        self._roles = {
+            name: Role(name, spec, spaces[name], num_envs, child(self._stream, WEIGHTS, i))
+            for i, (name, spec) in enumerate(policies.items())
+            if isinstance(spec, PolicySpec)
+        }
+        self._collected = tuple(self._roles) if collect is None else tuple(collect)
+        self._steps_taken = 0
+        self._rng = np.random.default_rng(child(self._stream, ACTIONS))
+        self._rollout = AgentsRollout(
+            envs, self._casting, self._roles, self._scripted, self._rng, child(self._stream, EPISODES),
+            name=self._name, first=index, stride=count, reward_clip=reward_clip,
+        )  # fmt: skip
+
+    def _make_env(self, seeds: np.random.SeedSequence, i: int) -> AgentsEnv:
+        return make_agents_env(self._env, self._env_kwargs, worker_index=self._index, num_workers=self._count,
+                               env_index=i, seed=int(seeds.generate_state(1)[0] >> 1))  # fmt: skip
+
+    # experience
+    def sample(self) -> Answer[MultiAgentBatch]:
+        """One fragment: `steps` steps of each environment, the batch of each policy time-major.
+
+        A column for each (environment, agent) that ever played the policy, in which the agent's own transitions follow
+        one another; what is left of the T rows is not valid. A transition that is still under way at the end
+        (its agent is not to act yet) comes with a later fragment. Columns are RolloutWorker's. env_steps are steps of
+        environments, agent_steps transitions. Metrics: episode_return (of all agents together), episode_length and
+        episodes, and each policy's own: episode_return and episode_length of its agents.
+
+        Raises:
+            FloatingPointError: a reward, an observation or a policy's output is not finite.
+            Whatever the environment raises, with a note where. The next sample then begins new episodes.
+        """
+        rollout, taken = self._rollout, 0
+        try:
+            for taken in range(self._steps):  # noqa: B007  # how far it came
+                rollout.step()
+            batches = {name: self._roles[name].batch(self._steps, next_obs=self._next_obs) for name in self._collected}
+        except BaseException as error:
+            rollout.forget()
+            add_note(
+                error,
+                f"in worker {self._index} of {self._count}, environment {self._name} (one of its {self._num_envs}), "
+                f"after {self._steps_taken + taken} vector steps",
+            )
+            raise
+        self._steps_taken += self._steps
+        for role in self._roles.values():
+            role.rows.clear()  # of policies whose experience nobody wants
+        metrics, rollout.ended = rollout.metrics(), []
+        made = {name: batch for name, batch in batches.items() if batch is not None}
+        version = min((self._roles[name].version for name in self._collected), default=None)
+        return Answer(MultiAgentBatch(made, env_steps=self._steps * self._num_envs), metrics, version)
+
+    # the policies
+    def spaces(self) -> dict[str, Spaces]:
+        """The spaces of the policies that are trained, or could be."""
+        spaces = self._casting.spaces
+        return {name: spaces[name] for name in self._roles}
+
+    def set_weights(self, flat: npt.NDArray[np.float32], version: int, policy: str | None = None) -> None:
+        """Takes a policy's flat weights and their version; a copy is kept."""
+        self._role(policy).set_weights(flat, version)
+
+    def set_policy(
+        self, spec: PolicySpec, flat: npt.NDArray[np.float32] | None = None, version: int = 0, policy: str | None = None
+    ) -> None:
+        """Puts another policy in a policy's place; without weights it begins with its initial ones.
+
+        Transitions under way are forgotten, as the new one would have to answer for them: new episodes begin.
+        """
+        role = self._role(policy)
+        role.put(spec, child(self._stream, WEIGHTS, list(self._roles).index(role.policy_id)))
+        if flat is not None:
+            role.set_weights(flat, version)
+        self._rollout.forget()
+
+    def set_epsilon(self, value: npt.ArrayLike, policy: str | None = None) -> None:
+        """From the next step on, an action of this policy is uniform with this probability: a number, or one an
+        environment (N,)."""
+        role = self._role(policy)
+        role.epsilon = checked_epsilon(value, self._num_envs, role.net)
+
+    def _role(self, policy: str | None) -> Role:
+        if policy is None and len(self._roles) == 1:
+            return next(iter(self._roles.values()))
+        if policy not in self._roles:
+            raise ValueError(
+                f"policy={policy!r} must name one of this worker's policies: {', '.join(map(repr, self._roles))}"
+            )
+        return self._roles[policy]
+
+    def evaluate(
+        self,
+        episodes: int = 20,
+        seed: int = 0,
+        deterministic: bool = True,
+        weights: npt.NDArray[np.float32] | None = None,
+        version: int | None = None,
+        *,
+        policy: str | None = None,
+        max_steps: int = MAX_STEPS,
+    ) -> Answer[Evaluation]:
+        """An Evaluation of all policies as they are, on environments of its own with seeds of its own.
+
+        Its returns are those of all agents together, and its `policies` are Evaluations of each policy's agents.
+
+        weights, version: to evaluate instead of the worker's, of `policy`, or of the only one whose experience is
+            gathered.
+
+        Raises:
+            RuntimeError: an episode does not end within `max_steps`.
+            ValueError: weights, and it is not said whose.
+        """
+        theirs: dict[str, Any] = {}
+        if weights is not None:
+            mine = self._collected[0] if policy is None and len(self._collected) == 1 else policy
+            theirs[self._role(mine).policy_id] = weights
+        roles = {name: role.for_evaluation(theirs.get(name)) for name, role in self._roles.items()}
+        stream = np.random.SeedSequence(seed, spawn_key=(EVALUATION_KEY,))
+        quota = quotas(episodes, min(episodes, self._num_envs))
+        envs = [self._make_env(child(stream, ENVS, i), i) for i in range(len(quota))]
+        try:
+            rollout = AgentsRollout(
+                envs, self._casting, roles, self._scripted, np.random.default_rng(child(stream, ACTIONS)),
+                child(stream, EPISODES), name=self._name, deterministic=deterministic,
+            )  # fmt: skip
+            return Answer(evaluation_of(rollout, quota, max_steps), policy_version=version, env_steps=0)
+        except Exception as error:
+            add_note(error, f"in an evaluation by worker {self._index}, environment {self._name}")
+            raise
+        finally:
+            for env in envs:
+                env.close()
+
+    # its state and end
+    def get_state(self) -> dict[str, Any]:
+        """Weights, versions, ε, and how far the random streams are. Environments are no part of it."""
+        return {
+            "rng": self._rng.bit_generator.state,
+            "steps_taken": self._steps_taken,
+            "begun": list(self._rollout.begun),
+            "policies": {
+                name: {"weights": role.flat.copy(), "version": role.version, "epsilon": role.epsilon}
+                for name, role in self._roles.items()
+            },
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a state, with new episodes.
+
+        Raises:
+            ValueError: a policy is not this worker's, or its weights are of another.
+        """
+        for name, one in state["policies"].items():
+            role = self._role(name)
+            role.set_weights(np.asarray(one["weights"]), int(one["version"]))
+            role.epsilon = restored_epsilon(one["epsilon"], self._num_envs, role.net)
+        self._rng.bit_generator.state = state["rng"]
+        self._steps_taken = int(state["steps_taken"])
+        self._rollout.forget()
+        most = max(state["begun"], default=0)
+        same = len(state["begun"]) == self._num_envs
+        self._rollout.begun = list(state["begun"]) if same else [most] * self._num_envs  # no episode comes twice
+
+    def close(self) -> None:
+        """Closes the environments; again does nothing."""
+        for env in self._rollout.envs:
+            env.close()
+        self._rollout.envs = []

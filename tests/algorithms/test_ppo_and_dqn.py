@@ -1,0 +1,87 @@
+"""Two policies in one environment, each trained by its own tail."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import flowrl
+from flowrl import Local, Ray
+from flowrl.algorithms import DQNConfig, PPOAndDQNConfig, PPOConfig, ppo_and_dqn
+from flowrl.cli import main
+from flowrl.rl import PolicySpec
+
+SMALL = PPOAndDQNConfig(
+    num_workers=1,
+    envs_per_worker=2,
+    unroll=16,
+    ppo=PPOConfig(policy=PolicySpec(hidden=(8,)), batch_steps=64, epochs=2, minibatch=64),
+    dqn=DQNConfig(
+        policy=PolicySpec(head="q", hidden=(8,)), min_size=64, capacity=1000, samples_per_step=1.0, batch=16, batches=2
+    ),
+)
+
+
+@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+def backend(request: pytest.FixtureRequest) -> Local | Ray:
+    if request.param == "ray":
+        request.getfixturevalue("ray_session")
+    return Ray() if request.param == "ray" else Local()
+
+
+def test_each_policy_is_trained_by_its_own_rows_and_reaches_the_workers(backend: Local | Ray) -> None:
+    with flowrl.run(SMALL.graph(), backend, seed=0) as run:
+        summaries = run.step(30)
+        last = summaries[-1]
+        worker = run.actors["workers"][0].ask("get_state").result()["policies"]
+        learners = {name: run.policy_state(name) for name in ("ppo", "dqn")}
+    assert last.agent_steps > last.env_steps > 0
+    assert last.learner["ppo"]["updates"] > 0
+    assert last.learner["dqn"]["updates"] > 0
+    assert {"entropy", "kl"} <= set(last.learner["ppo"])  # PPO's figures, which DQN's do not overwrite
+    assert "entropy" not in last.learner["dqn"]
+    for name, state in learners.items():
+        assert state["policy_id"] == name
+        assert 0 < worker[name]["version"] <= state["version"]
+    assert len(worker["ppo"]["weights"]) != len(worker["dqn"]["weights"])
+
+
+def test_replay_keeps_to_the_ratio_of_its_own_agents_steps() -> None:
+    with flowrl.run(SMALL.graph(), Local(), seed=0) as run:
+        run.step(200)
+        replay = run.stats().metrics["replay"]
+    assert replay["samples_per_insert"] == pytest.approx(1.0, rel=0.1)
+
+
+def test_a_policy_that_nobody_plays_leaves_the_other_to_train() -> None:
+    cfg = PPOAndDQNConfig(
+        dqn_agents=(), num_workers=1, envs_per_worker=2, unroll=16, ppo=SMALL.ppo, dqn=SMALL.dqn
+    )  # fmt: skip
+    with flowrl.run(cfg.graph(), Local(), seed=0) as run:
+        last = run.step(5)[-1]
+    assert last.learner["ppo"]["updates"] > 0
+    assert "updates" not in last.learner.get("dqn", {})
+
+
+def test_the_same_seed_gives_the_same_numbers_on_local() -> None:
+    def trained() -> list[np.ndarray]:
+        with flowrl.run(ppo_and_dqn.graph(SMALL), Local(), seed=3) as run:
+            run.step(12)
+            return [run.policy_state(name)["weights"] for name in ("ppo", "dqn")]
+
+    for one, other in zip(trained(), trained(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_settings_without_a_part_in_a_mix_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"ppo.num_workers=4 has no part in a mix: environments and workers are"):
+        PPOAndDQNConfig(ppo=PPOConfig(num_workers=4))
+
+
+def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--num-workers", "1", "--envs-per-worker", "2", "--unroll", "16", "--ppo.batch-steps", "64"]
+    small += ["--dqn.min-size", "64", "--dqn.batches", "1", "--total-steps", "300", "--backend", "local", "--seed", "0"]
+    assert main(["train", "ppo_and_dqn", *small]) == 0
+    assert "by_policy('dqn')" in capsys.readouterr().out
+    assert main(["train", "ppo_and_dqn", "--env", "no.such_v0", *small]) == 2
+    assert "no module 'no.such_v0'" in capsys.readouterr().err
