@@ -9,7 +9,7 @@ from flowrl import ActorGroup, Batch, Flow, actor, rl
 from flowrl.algorithms.collecting import evaluated, workers_of
 from flowrl.algorithms.dqn import loss_of
 from flowrl.algorithms.replaying import replay_of
-from flowrl.algorithms.value_based import DistributedConfig, target_updates
+from flowrl.algorithms.value_based import DistributedConfig, check_no_memory, target_updates
 from flowrl.operators import (
     InitialPriorities,
     NStep,
@@ -59,6 +59,10 @@ class ApexConfig(DistributedConfig):
     """Errors above 1 count by their size and not by their square, which suits rewards within ±1 that come seldom. Where
     values are tens, as CartPole's are, the few rows that end an episode then count too little against all the others,
     and values rise without end. With atoms it has no part."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_no_memory(self)
 
     def graph(self) -> Flow[Summary]:
         """The whole algorithm as a flow of summaries."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from os import PathLike
 from typing import Any, TypeVar
 
 from flowrl import ActorGroup, Flow, actor, actors, rl
@@ -41,7 +42,19 @@ class CollectingConfig:
     """Where each evaluation leaves a video of its first episode; needs the extra `video`."""
 
     def __post_init__(self) -> None:
-        check_fields(self, whole=("num_workers", "envs_per_worker", "unroll"))
+        check_fields(self, whole=("num_workers", "envs_per_worker", "unroll"), or_none=("reward_clip",))
+        for name, kind in (("policy", rl.PolicySpec), ("env_options", rl.EnvOptions)):
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(f"{name} must be {kind.__name__}(...), got {getattr(self, name)!r}")
+        if not isinstance(self.env, str) and not callable(self.env):
+            raise ValueError(f"env must be a Gymnasium id, 'package.module:Name' or a factory, got {self.env!r}")
+        if self.env_kwargs is not None and not isinstance(self.env_kwargs, Mapping):
+            raise ValueError(f"env_kwargs must be a mapping of names to values, got {self.env_kwargs!r}")
+        if self.video_dir is not None and not isinstance(self.video_dir, str | PathLike):
+            raise ValueError(f"video_dir must be a path, got {self.video_dir!r}")
+        for each in fields(self):
+            if isinstance(each.default, bool) and not isinstance(getattr(self, each.name), bool):
+                raise ValueError(f"{each.name} must be True or False, got {getattr(self, each.name)!r}")
         check_whole("evaluate_episodes", self.evaluate_episodes)
         if self.evaluate_every_env_steps is not None:
             check_whole("evaluate_every_env_steps", self.evaluate_every_env_steps)

@@ -25,7 +25,7 @@ from flowrl.operators import (
     UpdateTarget,
 )
 from flowrl.operators.training import TrainInfo
-from flowrl.rl.schedules import Rate
+from flowrl.rl.schedules import Rate, check_rate
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,9 @@ class ContinuousConfig(ReplayingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(self, positive=("tau",), fraction=("tau",))
+        check_fields(self, positive=("tau",), fraction=("tau",), or_none=("max_grad_norm",))
+        if self.critic_learning_rate is not None:
+            check_rate("critic_learning_rate", self.critic_learning_rate, above_0=True)
 
 
 def graph_of(cfg: ContinuousConfig, learner: ActorGroup[Any]) -> Flow[Summary]:

@@ -9,7 +9,7 @@ from typing import Any
 from flowrl import ActorGroup, Batch, Flow, actor, rl
 from flowrl.algorithms.collecting import evaluated, workers_of
 from flowrl.algorithms.replaying import replay_of
-from flowrl.algorithms.value_based import ValueConfig, target_updates
+from flowrl.algorithms.value_based import ValueConfig, check_no_memory, target_updates
 from flowrl.operators import (
     NStep,
     ParallelRollouts,
@@ -59,6 +59,7 @@ class DQNConfig(ValueConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_no_memory(self)
         check_rate("epsilon", self.exploration, above_0=False)
 
     @property

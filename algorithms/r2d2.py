@@ -54,10 +54,24 @@ class R2D2Config(DistributedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(self, whole=("sequence", "period"), fraction=("max_share",))
+        check_fields(self, whole=("sequence", "period"), fraction=("max_share",), or_none=("rescale",))
         check_whole("burn_in", self.burn_in, at_least=0)
         if self.burn_in >= self.sequence:
             raise ValueError(f"burn_in={self.burn_in} leaves nothing of a sequence of {self.sequence} steps")
+        if self.burn_in >= self.unroll:
+            raise ValueError(
+                f"burn_in={self.burn_in} leaves nothing of fragments of unroll={self.unroll} steps, from which "
+                "sequences are cut: raise unroll"
+            )
+        if self.period > self.sequence:
+            raise ValueError(f"period={self.period} leaves rows out between sequences of {self.sequence} steps")
+        if (span := min(self.sequence, self.unroll) * self.envs_per_worker) > self.capacity:
+            raise ValueError(
+                f"a sequence goes over {span} rows, those of all {self.envs_per_worker} environments of a worker, and "
+                f"capacity={self.capacity} keeps fewer: raise capacity"
+            )
+        if self.policy.atoms is not None:
+            raise ValueError(f"R2D2 learns mean returns: leave atoms={self.policy.atoms} out of its policy")
         if self.policy.recurrent is None and self.policy.model is None:
             raise ValueError("R2D2's policy has a memory: PolicySpec(head='q', recurrent='lstm' or 'gru')")
 

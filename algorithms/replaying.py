@@ -8,6 +8,7 @@ from typing import Any
 from flowrl import ActorGroup, actors, rl
 from flowrl.algorithms.collecting import CollectingConfig
 from flowrl.numbers import check_fields
+from flowrl.rl.replay.settings import check_alpha
 from flowrl.rl.schedules import Rate, check_rate
 
 
@@ -46,9 +47,16 @@ class ReplayingConfig(CollectingConfig):
         super().__post_init__()
         counts = ("replay_shards", "capacity", "min_size", "batch", "batches", "in_flight", "n_step")
         paced = () if self.samples_per_step is None else ("samples_per_step",)
-        check_fields(self, whole=counts, positive=paced, not_negative=("alpha",), fraction=("discount",))
+        check_fields(self, whole=counts, positive=paced, fraction=("discount",))
         check_rate("learning_rate", self.learning_rate, above_0=True)
         check_rate("beta", self.beta, above_0=False)
+        check_alpha(self.alpha)
+        if self.min_size > self.capacity * self.replay_shards:
+            shards = "1 shard" if self.replay_shards == 1 else f"{self.replay_shards} shards"
+            raise ValueError(
+                f"min_size={self.min_size} rows can never be stored in {shards} of capacity={self.capacity}: lower "
+                "min_size or raise capacity"
+            )
 
 
 def replay_of(cfg: ReplayingConfig, *, prioritized: bool, **more: Any) -> ActorGroup[rl.ReplayShard]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from flowrl import Flow, actor, rl
 from flowrl.algorithms.continuous import ContinuousConfig, check_head, graph_of, learn
+from flowrl.numbers import check_finite
 from flowrl.operators import Summary
 
 __all__ = ["SACConfig", "graph", "learn"]
@@ -29,6 +30,8 @@ class SACConfig(ContinuousConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_head(self.policy, "soft_actor")
+        if self.target_entropy is not None:
+            check_finite("target_entropy", self.target_entropy)
 
     def graph(self) -> Flow[Summary]:
         """The whole algorithm as a flow of summaries."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from flowrl import Flow, actor, rl
 from flowrl.algorithms.continuous import ContinuousConfig, check_head, graph_of, learn
+from flowrl.numbers import check_fields
 from flowrl.operators import Summary
 from flowrl.rl.schedules import Linear, Rate
 
@@ -39,6 +40,7 @@ class TD3Config(ContinuousConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_head(self.policy, "deterministic_actor")
+        check_fields(self, whole=("policy_delay",), not_negative=("target_noise", "noise_clip"))
 
     def graph(self) -> Flow[Summary]:
         """The whole algorithm as a flow of summaries."""

@@ -45,6 +45,19 @@ class ValueConfig(ReplayingConfig):
             )
 
 
+def check_no_memory(cfg: ValueConfig) -> None:
+    """Nothing, if a policy can be trained on single rows.
+
+    Raises:
+        ValueError: it has a memory, which takes sequences.
+    """
+    if cfg.policy.recurrent is not None:
+        raise ValueError(
+            f"policy must be without memory, got recurrent={cfg.policy.recurrent!r}: rows are replayed one by one, "
+            "R2D2 replays sequences"
+        )
+
+
 @dataclass(frozen=True)
 class DistributedConfig(ValueConfig):
     """The settings that Ape-X and R2D2 share: several workers, whose environments explore by a share of their own.

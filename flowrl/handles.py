@@ -259,3 +259,16 @@ class Pending(Generic[T]):
 
     def __repr__(self) -> str:
         return f"Pending({self.call.label}, {'answered' if self.call.done else 'out'})"
+
+
+def check_group(node: str, kind: str, group: Any, method: str) -> None:
+    """Nothing, if this is a group of actors that have a method, where its class is known. kind: what they usually are.
+
+    Raises:
+        GraphError: it is none, or they lack the method; names the node.
+    """
+    if not isinstance(group, ActorGroup):
+        raise GraphError(f"{node} needs a group made by flowrl.actors({kind}, ...), got {group!r}")
+    cls = group.actor_class
+    if isinstance(cls, type) and not callable(getattr(cls, method, None)):
+        raise GraphError(f"{node}: {cls.__name__} (group {group.name!r}) has no method {method}()")

@@ -42,8 +42,9 @@ def check_fields(
     positive: Iterable[str] = (),
     not_negative: Iterable[str] = (),
     fraction: Iterable[str] = (),
+    or_none: Iterable[str] = (),
 ) -> None:
-    """Nothing, if these fields are: integers of at least 1; above 0; at least 0; from 0 to 1.
+    """Nothing, if these fields are: integers of at least 1; above 0; at least 0; from 0 to 1; above 0 or None.
 
     Raises:
         ValueError: one is not; names it.
@@ -52,7 +53,10 @@ def check_fields(
         check_whole(name, getattr(config, name))
     for name in (*positive, *not_negative, *fraction):
         check_finite(name, getattr(config, name))
-    for name in positive:
+    or_none = [name for name in or_none if getattr(config, name) is not None]
+    for name in or_none:
+        check_finite(name, getattr(config, name))
+    for name in (*positive, *or_none):
         if not getattr(config, name) > 0:
             raise ValueError(f"{name} must be above 0, got {getattr(config, name)!r}")
     for name in (*not_negative, *fraction):

@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from flowrl.functions import label_of
-from flowrl.handles import ActorGroup, ActorHandle
+from flowrl.handles import ActorGroup, ActorHandle, check_group
 from flowrl.numbers import check_finite
 from flowrl.operator import Context, Operator
-from flowrl.rl.schedules import Rate, value_at
+from flowrl.rl.schedules import Rate, check_is_rate, value_at
 
 Told = tuple[float, ...]  # one for all environments of a worker, or one for each
 
@@ -33,6 +33,7 @@ class SetEpsilon(Operator[Any, Any]):
     policy: whose actions, where several policies live in a worker.
 
     Raises:
+        GraphError: `workers` is no group of workers.
         ValueError: ε outside [0, 1], at once or when a schedule gives it; per_env negative or not finite.
     """
 
@@ -45,6 +46,8 @@ class SetEpsilon(Operator[Any, Any]):
     policy: str | None = None
 
     def __post_init__(self) -> None:
+        check_group("SetEpsilon", "RolloutWorker", self.workers, "set_epsilon")
+        check_is_rate("epsilon", self.epsilon)
         self._value(0)
         if self.per_env is not None:
             check_finite("per_env", self.per_env)

@@ -55,6 +55,8 @@ class RelabelGoals(Operator[Batch, Batch]):
         check_whole("seed", self.seed, 0)
         if not callable(self.reward):
             raise ValueError(f"reward must be a function of (achieved, desired) goals, got {self.reward!r}")
+        if self.terminated is not None and not callable(self.terminated):
+            raise ValueError(f"terminated must be a function of (achieved, desired) goals, got {self.terminated!r}")
 
     def __repr__(self) -> str:
         ends = "" if self.terminated is None else f", terminated={label_of(self.terminated)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -13,13 +12,13 @@ from flowrl.batch import Batch
 from flowrl.errors import GraphError
 from flowrl.failures import Ignore, Raise
 from flowrl.flow import Flow
-from flowrl.handles import ActorGroup, Pending
+from flowrl.handles import ActorGroup, Pending, check_group
 from flowrl.numbers import check_whole
 from flowrl.operator import Context, Operator, StoreOperator
 from flowrl.operators.training import TrainInfo
 from flowrl.places import calling_place
 from flowrl.ref import Info, Ref
-from flowrl.rl.schedules import Rate
+from flowrl.rl.schedules import Rate, check_rate
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class StoreToReplay(StoreOperator[Batch, Stored]):
 
     def __post_init__(self) -> None:
         check_whole("in_flight", self.in_flight)
-        _check_group("StoreToReplay", self.shards, "store")
+        check_group("StoreToReplay", "ReplayShard", self.shards, "store")
 
     def open(self) -> None:
         self._turn = 0
@@ -90,16 +89,16 @@ def Replay(  # noqa: N802  (reads as an operator)
     Raises:
         GraphError: the group's class cannot be drawn from, or a number is out of range.
     """
-    _check_group("Replay", shards, "draw")
+    check_group("Replay", "ReplayShard", shards, "draw")
     if name is not None and (not isinstance(name, str) or not name or "/" in name):
         raise GraphError(f"a node's name must be a non-empty string without '/', got {name!r}")
     try:
         for what, number in (("batch", batch), ("batches", batches), ("in_flight", in_flight)):
             check_whole(what, number)
-    except (TypeError, ValueError) as error:
+        if beta is not None and not callable(beta):
+            check_rate("beta", beta, above_0=False)
+    except ValueError as error:
         raise GraphError(f"Replay: {error}") from None
-    if beta is not None and not callable(beta) and not 0 <= beta < math.inf:
-        raise GraphError(f"Replay: beta must be at least 0 and finite, got {beta!r}")
     policy = Ignore() if on_failure is None else on_failure
     if not isinstance(policy, Ignore | Raise):
         raise GraphError(
@@ -182,11 +181,3 @@ class WaitUntil(Operator[Any, Any]):
             yield value
         else:
             ctx.metrics.add("dropped")
-
-
-def _check_group(node: str, shards: Any, method: str) -> None:
-    if not isinstance(shards, ActorGroup):
-        raise GraphError(f"{node} needs a group made by flowrl.actors(ReplayShard, ...), got {shards!r}")
-    cls = shards.actor_class
-    if isinstance(cls, type) and not callable(getattr(cls, method, None)):
-        raise GraphError(f"{node}: {cls.__name__} (group {shards.name!r}) has no method {method}()")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from flowrl.handles import ActorGroup, ActorHandle
+from flowrl.handles import ActorGroup, ActorHandle, check_group
 from flowrl.numbers import check_fields, check_whole
 from flowrl.operator import Context, Operator
 
@@ -21,6 +21,7 @@ class UpdateTarget(Operator[Any, Any]):
     tau: or it moves this share of the way to the policy after each update (Polyak averaging).
 
     Raises:
+        GraphError: `learner` is no group of learners.
         ValueError: both or neither are given, or the number is out of range.
     """
 
@@ -32,6 +33,7 @@ class UpdateTarget(Operator[Any, Any]):
     tau: float | None = None
 
     def __post_init__(self) -> None:
+        check_group("UpdateTarget", "Learner", self.learner, "set_target_update")
         if (self.every_updates is None) == (self.tau is None):
             raise ValueError(
                 "UpdateTarget needs one of every_updates= (a copy after so many updates) and tau= (a share an update), "

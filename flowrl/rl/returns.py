@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -199,6 +200,8 @@ def n_step_columns(columns: Mapping[str, Array], *, discount: float, n: int) -> 
 def check_fractions(**fractions: float) -> None:
     """Raises a ValueError that names the first of the given numbers outside [0, 1]."""
     for name, value in fractions.items():
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise ValueError(f"{name} must be a number between 0 and 1, got {value!r}")
         if not 0.0 <= value <= 1.0:
             raise ValueError(f"{name} must be between 0 and 1, got {value}")
 

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 
 Rate = float | Callable[[int], float]
 """A number, or a function of the global count of environment steps."""
@@ -54,12 +55,27 @@ def value_at(rate: Rate, env_steps: int, name: str) -> float:
     """
     if not callable(rate):
         return rate
-    value = float(rate(env_steps))
+    try:
+        value = float(rate(env_steps))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"the schedule of {name} gave no number at env_steps={env_steps} ({rate!r}): {error}"
+        ) from error
     if not 0.0 <= value < math.inf:
         raise ValueError(
             f"the schedule of {name} gave {value} at env_steps={env_steps}; it must stay finite, at least 0 ({rate!r})"
         )
     return value
+
+
+def check_is_rate(name: str, rate: object) -> None:
+    """Nothing, if this is a number or a function.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not callable(rate) and (isinstance(rate, bool) or not isinstance(rate, Real)):
+        raise ValueError(f"{name} must be a number, or a function of the run's environment steps, got {rate!r}")
 
 
 def check_rate(name: str, rate: Rate, *, above_0: bool) -> None:
@@ -70,6 +86,7 @@ def check_rate(name: str, rate: Rate, *, above_0: bool) -> None:
     Raises:
         ValueError: names the rate and its value.
     """
+    check_is_rate(name, rate)
     value = value_at(rate, 0, name)
     if not math.isfinite(value) or value < 0 or (above_0 and value == 0):
         least = "above 0" if above_0 else "at least 0"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Literal
+
+from flowrl.numbers import check_finite, check_whole
 
 HEADS = ("actor_critic", "q", "soft_actor", "deterministic_actor")
 ACTOR_HEADS = ("soft_actor", "deterministic_actor")  # those with critics that workers do without
@@ -72,19 +75,13 @@ class PolicySpec:
     between the bounds, to which the sum is clipped."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "hidden", tuple(self.hidden))
-        if any(width < 1 for width in self.hidden):
-            raise ValueError(f"hidden widths must be at least 1, got {self.hidden}")
+        self._check_numbers()
         if self.activation not in ("tanh", "relu"):
             raise ValueError(f"activation must be 'tanh' or 'relu', got {self.activation!r}")
         if self.recurrent not in (None, "lstm", "gru"):
             raise ValueError(f"recurrent must be None, 'lstm' or 'gru', got {self.recurrent!r}")
-        if self.recurrent_size < 1:
-            raise ValueError(f"recurrent_size must be at least 1, got {self.recurrent_size}")
         if not -20.0 <= self.initial_log_std <= 2.0:
             raise ValueError(f"initial_log_std must be from -20 to 2, got {self.initial_log_std}")
-        if self.image_features is not None and self.image_features < 1:
-            raise ValueError(f"image_features must be at least 1, got {self.image_features}")
         if self.convolutions is not None:
             self._check_convolutions()
         for name in ("recurrent", "convolutions", "image_features"):
@@ -96,6 +93,27 @@ class PolicySpec:
             raise ValueError(f"head must be one of {HEADS}, got {self.head!r}")
         self._check_values()
         self._check_actor()
+
+    def _check_numbers(self) -> None:
+        for name, kind in (("hidden", "widths"), ("value_range", "numbers"), ("log_std_range", "numbers")):
+            given = getattr(self, name)
+            if given is not None or name != "value_range":
+                if isinstance(given, str) or not isinstance(given, Iterable):
+                    raise ValueError(f"{name} must be a tuple of {kind}, got {given!r}")
+                object.__setattr__(self, name, tuple(given))
+        if any(isinstance(width, bool) or not isinstance(width, Integral) or width < 1 for width in self.hidden):
+            raise ValueError(f"hidden widths must be at least 1, got {self.hidden}")
+        for name in ("recurrent_size", "critics", "image_features"):
+            if getattr(self, name) is not None or name != "image_features":
+                check_whole(name, getattr(self, name))
+        if self.atoms is not None:
+            check_whole("atoms", self.atoms, 2)
+        for name in ("initial_log_std", "initial_temperature", "exploration_noise"):
+            check_finite(name, getattr(self, name))
+        for name in ("value_range", "log_std_range"):
+            pair = getattr(self, name)
+            if pair is not None and (len(pair) != 2 or not all(isinstance(number, Real) for number in pair)):
+                raise ValueError(f"{name} must be (least, greatest), got {pair!r}")
 
     def _check_values(self) -> None:
         for name in ("dueling", "noisy", "atoms", "value_range"):
@@ -109,21 +127,15 @@ class PolicySpec:
             )
         if self.atoms is None or self.value_range is None:
             return
-        object.__setattr__(self, "value_range", tuple(self.value_range))
-        if self.atoms < 2:
-            raise ValueError(f"atoms must be at least 2, got {self.atoms}")
         if not -math.inf < self.value_range[0] < self.value_range[1] < math.inf:
             raise ValueError(f"value_range must be (least, greatest), both finite, got {self.value_range}")
 
     def _check_actor(self) -> None:
-        object.__setattr__(self, "log_std_range", tuple(self.log_std_range))
         if self.head in ACTOR_HEADS:
             if self.recurrent is not None:
                 raise ValueError(f"head={self.head!r} keeps no state between steps: recurrent must be None")
             if self.squash:
                 raise ValueError(f"head={self.head!r} squashes Box actions by itself: leave squash out")
-        if self.critics < 1:
-            raise ValueError(f"critics must be at least 1, got {self.critics}")
         least, greatest = self.log_std_range
         if not -math.inf < least <= self.initial_log_std <= greatest < math.inf and self.head == "soft_actor":
             raise ValueError(

@@ -86,6 +86,16 @@ def test_what_it_refuses() -> None:
     workers = flowrl.actors(Worker, count=2, name="workers")
     with pytest.raises(ValueError, match=r"epsilon must be from 0 to 1, got 1\.5 at env_steps=0"):
         SetEpsilon(workers, 1.5)
+    with pytest.raises(
+        ValueError, match="epsilon must be a number, or a function of the run's environment steps, got 'x'"
+    ):
+        SetEpsilon(workers, "x")  # type: ignore[arg-type]
+    with pytest.raises(
+        flowrl.GraphError, match=r"SetEpsilon needs a group made by flowrl.actors\(RolloutWorker, ...\), g"
+    ):
+        SetEpsilon(None, 0.5)  # type: ignore[arg-type]
+    with pytest.raises(flowrl.GraphError, match=r"SetEpsilon: dict \(group 'no'\) has no method set_epsilon"):
+        SetEpsilon(flowrl.actor(dict, name="no"), 0.5)
     with pytest.raises(ValueError, match="per_env must be at least 0, got -1"):
         SetEpsilon(workers, 0.4, per_env=-1)
     with pytest.raises(ValueError, match="per_env needs workers with a parameter num_envs, group plain: 2"):
@@ -96,4 +106,6 @@ def test_what_it_refuses() -> None:
 
 
 class Plain:
-    """No worker."""
+    """A worker of nobody knows how many environments."""
+
+    def set_epsilon(self, value: float) -> None: ...

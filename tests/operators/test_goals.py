@@ -109,6 +109,8 @@ def test_what_it_refuses() -> None:
         RelabelGoals(reached, copies=0)
     with pytest.raises(ValueError, match="reward must be a function"):
         RelabelGoals(None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"terminated must be a function .*, got 5"):
+        RelabelGoals(reached, terminated=5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="needs the columns obs/achieved_goal, obs/desired_goal"):
         relabelled(RelabelGoals(reached), walk().without([name for name in walk() if name.startswith("obs/")]))
     with pytest.raises(ValueError, match=r"reward must give one number a row, \(12,\), got \(12, 1\)"):

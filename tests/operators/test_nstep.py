@@ -162,6 +162,8 @@ def test_columns_are_checked_when_the_graph_is_built() -> None:
 def test_what_it_refuses() -> None:
     with pytest.raises(ValueError, match="n must be at least 1, got 0"):
         NStep(0)
+    with pytest.raises(ValueError, match="discount must be a number between 0 and 1, got None"):
+        NStep(2, None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"discount must be between 0 and 1, got 1\.5"):
         NStep(2, 1.5)
     with pytest.raises(ValueError, match="NStep needs a time-major batch"):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import flowrl
-from flowrl import Local
+from flowrl import GraphError, Local
 from flowrl.operators import UpdateTarget
 
 
@@ -31,6 +31,14 @@ def test_the_learner_is_told_once_and_items_pass(given: dict[str, Any]) -> None:
     with flowrl.run(flow, Local()) as run:
         assert run.step(9) == [0, 1, 2, 3, 4]
         assert run.actors["learner"][0].ask("history").result() == [(given.get("every_updates"), given.get("tau"))]
+
+
+@pytest.mark.parametrize("group", [None, Learner])
+def test_a_learner_that_is_no_group_is_refused(group: Any) -> None:
+    with pytest.raises(GraphError, match=r"UpdateTarget needs a group made by flowrl.actors\(Learner, ...\), got "):
+        UpdateTarget(group, tau=0.1)
+    with pytest.raises(GraphError, match=r"UpdateTarget: dict \(group 'plain'\) has no method set_target_update"):
+        UpdateTarget(flowrl.actor(dict, name="plain"), tau=0.1)
 
 
 def test_what_it_refuses() -> None:

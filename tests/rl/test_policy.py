@@ -268,6 +268,12 @@ def test_a_specification_says_nothing_that_its_own_module_would_ignore():
     for name, value, said in (
         ("recurrent", "rnn", "recurrent must be None, 'lstm' or 'gru', got 'rnn'"),
         ("recurrent_size", 0, "recurrent_size must be at least 1, got 0"),
+        ("recurrent_size", "x", "recurrent_size must be an integer of at least 1, got 'x'"),
+        ("hidden", 5, "hidden must be a tuple of widths, got 5"),
+        ("hidden", (1.5,), r"hidden widths must be at least 1, got \(1.5,\)"),
+        ("critics", 1.5, "critics must be an integer of at least 1, got 1.5"),
+        ("initial_log_std", "x", "initial_log_std must be a finite number, got 'x'"),
+        ("log_std_range", 5, "log_std_range must be a tuple of numbers, got 5"),
         ("initial_log_std", 3.0, "initial_log_std must be from -20 to 2, got 3.0"),
         ("image_features", 0, "image_features must be at least 1, got 0"),
     ):

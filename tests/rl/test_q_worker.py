@@ -195,6 +195,9 @@ def test_only_discrete_actions_have_values_each():
     [
         ({"dueling": True}, "dueling is for head='q'"),
         ({"head": "q", "atoms": 3}, "atoms and value_range belong together"),
+        ({"head": "q", "atoms": 5.5, "value_range": (0, 1)}, "atoms must be an integer of at least 2, got 5.5"),
+        ({"head": "q", "atoms": 5, "value_range": (0,)}, r"value_range must be \(least, greatest\), got \(0,\)"),
+        ({"head": "q", "atoms": 5, "value_range": 5}, "value_range must be a tuple of numbers, got 5"),
         ({"head": "q", "atoms": 1, "value_range": (0, 1)}, "atoms must be at least 2, got 1"),
         ({"head": "q", "atoms": 5, "value_range": (1, 1)}, r"value_range must be \(least, greatest\)"),
         ({"head": "q", "noisy": True, "model": lambda o, a: None}, "noisy is for the default model"),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +19,23 @@ _CGROUP = Path("/sys/fs/cgroup")
 class Memory:
     """Makes the arrays of one shard, after it has said how much they take.
 
-    folder: where they lie as files, one an array; None: in memory. `owner` begins the files' names.
+    folder: where they lie as files, one an array; None: in memory. `owner` begins the files' names; where another
+        shard that lives has files of that name there, with a number behind it.
+
+    Raises:
+        OSError: the folder cannot be made or written to.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None, owner: str = "replay"):
         self._folder = None if folder is None else Path(folder)
         self._owner = owner
+        if self._folder is not None:
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._owner, self._lock = _claimed(self._folder, owner)
+            except OSError as error:
+                said = f"memory_map={str(folder)!r} must be a folder that can be written to: {error.strerror or error}"
+                raise OSError(error.errno, said) from error
 
     def check(self, sizes: Mapping[str, int]) -> None:
         """Nothing, if arrays of these bytes, by name, fit into what is free now.
@@ -35,7 +47,6 @@ class Memory:
         if self._folder is None:
             free = free_memory()
         else:
-            self._folder.mkdir(parents=True, exist_ok=True)
             free, where = shutil.disk_usage(self._folder).free, f"disk space at {self._folder}"
         if free is None or need <= free:
             return
@@ -51,7 +62,6 @@ class Memory:
         """An array, not filled: its pages are taken as they are written."""
         if self._folder is None:
             return np.empty(shape, dtype)
-        self._folder.mkdir(parents=True, exist_ok=True)
         return np.asarray(np.memmap(self._file(name), np.dtype(dtype), "w+", shape=shape))
 
     def longer(self, name: str, array: Array, rows: int) -> Array:
@@ -67,6 +77,24 @@ class Memory:
     def _file(self, name: str) -> Path:
         assert self._folder is not None
         return self._folder / f"{self._owner}.{name.replace('/', '.')}.bin"
+
+
+def _claimed(folder: Path, owner: str) -> tuple[str, IO[str]]:
+    """A beginning of file names that no other shard uses while the file returned, a lock, is open."""
+    for number in itertools.count(1):
+        name = owner if number == 1 else f"{owner}-{number}"
+        lock = open(folder / f"{name}.lock", "w")  # noqa: SIM115  (it stays open)
+        try:
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            continue
+        except (ImportError, OSError):  # a system or a file system without locks
+            pass
+        return name, lock
+    raise AssertionError("numbers do not end")
 
 
 def free_memory() -> int | None:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flowrl.batch import Batch
+from flowrl.rl.replay.rows import check_same
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
@@ -49,7 +50,35 @@ class Cutter:
 
     def __init__(self, length: int | None, period: int, most: int):
         self.length, self.period, self.most = length, period, most
+        self.kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] | None = None  # of the states
         self._open: dict[str, _Open] = {}
+
+    def check(self, batch: Batch) -> None:
+        """Nothing, if a batch can be cut as those before it.
+
+        Raises:
+            ValueError: episodes are wanted, and no column says where they end; or its states are others than before.
+        """
+        if self.length is None and "terminated" not in batch and "truncated" not in batch:
+            raise ValueError(f"episodes need the columns terminated and truncated, which say where they end: {batch!r}")
+        depth = len(batch.leading)
+        states = {name: array for name, array in batch.items() if name.startswith(STATE)}
+        if self.kinds is None:
+            self.kinds = {name: (array.dtype, array.shape[depth:]) for name, array in states.items()}
+        check_same(states, depth, self.kinds)
+
+    def check_spans(self, made: Cut, capacity: int) -> None:
+        """Nothing, if sequences of rows like these can be whole in a shard of so many rows.
+
+        Raises:
+            ValueError: the rows of other environments between theirs are too many.
+        """
+        span = min((int(rows[-1] - rows[0]) + 1 for rows in made.rows), default=0)
+        if self.length is not None and span > capacity:
+            raise ValueError(
+                f"a sequence of {self.length} rows of one environment goes over {span} rows of all, and capacity="
+                f"{capacity} keeps fewer, so none could ever be drawn: raise the capacity"
+            )
 
     def cut(self, batch: Batch, first: int, stream: int | str | None) -> Cut:
         """The items that a batch completes, whose valid rows have the numbers from `first` on."""
@@ -178,4 +207,5 @@ class Items:
         self._rows = dict(zip(places, parts, strict=True))
         names = {name: np.asarray(each) for name, each in state["states"].items()}
         self._states = {place: {name: each[i] for name, each in names.items()} for i, place in enumerate(places)}
+        self.cutter.kinds = {name: (each.dtype, each.shape[1:]) for name, each in names.items()} if places else None
         self.cutter.set_state(state["open"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from flowrl.numbers import check_finite, check_whole
 
+MOST_ALPHA = 40.0  # a priority of 0 has a mass of 1e-6^alpha, which a float must tell from 0
+
 
 def check_settings(
     capacity: int,
@@ -22,10 +24,10 @@ def check_settings(
         ValueError: they do not; names them.
     """
     check_whole("capacity", capacity)
-    for name, number in (("alpha", alpha), ("beta", beta)):
-        check_finite(name, number)
-        if number < 0:
-            raise ValueError(f"{name} must be at least 0, got {number!r}")
+    check_finite("beta", beta)
+    if beta < 0:
+        raise ValueError(f"beta must be at least 0, got {beta!r}")
+    check_alpha(alpha)
     for name, whole in (("sequence", sequence), ("period", period), ("frame_stack", frame_stack)):
         if whole is not None:
             check_whole(name, whole)
@@ -37,3 +39,16 @@ def check_settings(
         raise ValueError(f"an item is an episode or a sequence: set episodes or sequence={sequence}, not both")
     if fifo and prioritized:
         raise ValueError("fifo draws items in their order, priorities would count for nothing: set one of the two")
+
+
+def check_alpha(alpha: float) -> None:
+    """Nothing, if priorities may have this exponent.
+
+    Raises:
+        ValueError: it is negative, not finite, or so great that items of low priority would never be drawn.
+    """
+    check_finite("alpha", alpha)
+    if alpha < 0:
+        raise ValueError(f"alpha must be at least 0, got {alpha!r}")
+    if alpha > MOST_ALPHA:
+        raise ValueError(f"alpha must be at most {MOST_ALPHA:g}, got {alpha!r}: items of low priority would never come")

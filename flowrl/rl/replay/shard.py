@@ -87,6 +87,16 @@ class ReplayShard:
         self._alpha, self._beta = exponent_of("alpha", alpha), exponent_of("beta", beta)
         stream = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed, spawn_key=(index,))
         self._rng = np.random.default_rng(stream)
+        self._settings = {
+            "capacity": self._capacity,
+            "prioritized": bool(prioritized),
+            "alpha": float(alpha) if prioritized else None,
+            "sequence": sequence,
+            "period": period or sequence,
+            "episodes": bool(episodes),
+            "fifo": bool(fifo),
+            "max_times_sampled": times,
+        }
         joined = sequence is not None or episodes
         self._items = Items(Cutter(sequence, period or sequence or 1, self._capacity)) if joined else None
         # Sequences need not go in the order in which they came: of so many places one is free when its turn comes.
@@ -147,11 +157,14 @@ class ReplayShard:
             return count, self._pool.put(count, *masses) if count else 0
         if priorities is not None:
             raise ValueError("sequences and episodes begin with the largest priority: give none with their rows")
+        self._items.cutter.check(batch)
         first = self._table.head
         count = self._table.write(batch, {n: array for n, array in columns.items() if not n.startswith(STATE)})
         oldest = self._table.head - self._table.size
         made = self._items.cutter.cut(batch, first, stream)
         whole = [i for i, rows in enumerate(made.rows) if rows[0] >= oldest]
+        if not whole and not self._pool.live:
+            self._items.cutter.check_spans(made, self._capacity)
         gone = self._items.outdated(oldest)
         forgone = 0 if self._pool.left is None else int(self._pool.left[gone].sum())
         self._pool.remove(gone)
@@ -250,7 +263,7 @@ class ReplayShard:
     def get_state(self) -> dict[str, Any]:
         """All that the next sample depends on."""
         return {
-            "capacity": self._capacity,
+            "settings": dict(self._settings),
             "rng": self._rng.bit_generator.state,
             "table": self._table.get_state(),
             "pool": self._pool.get_state(),
@@ -261,13 +274,12 @@ class ReplayShard:
         """Goes on from a state: the next sample is that of the shard that gave it, number for number.
 
         Raises:
-            ValueError: it is of a shard of other capacity or other items.
+            ValueError: it is of a shard with other settings; names them.
         """
-        if int(state["capacity"]) != self._capacity or (state["items"] is None) != (self._items is None):
-            raise ValueError(
-                f"the state is of a replay shard of capacity {int(state['capacity'])}, this one has {self._capacity}, "
-                "or of other items (sequence, episodes): they must be the same"
-            )
+        were = state["settings"]
+        if others := [name for name, value in self._settings.items() if were[name] != value]:
+            said = ", ".join(f"{name}={were[name]!r} (here {self._settings[name]!r})" for name in others)
+            raise ValueError(f"the state is of a replay shard with {said}: they must be the same")
         self._rng.bit_generator.state = state["rng"]
         self._table.set_state(state["table"])
         self._pool.set_state(state["pool"])

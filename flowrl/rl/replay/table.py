@@ -22,7 +22,8 @@ Places = npt.NDArray[np.int64]
 class Table:
     """Columns in a ring: row number r, counted from the first ever written, stands at place r % capacity.
 
-    `head` counts the rows ever written. What the columns are, and their dtypes and row shapes, the first batch says.
+    `head` counts the rows ever written. What the columns are, and their dtypes and row shapes, the first batch with a
+    valid row says.
 
     frame_stack: how many frames an observation is a stack of, along its first axis; None: as the first batch shows.
     alone: whether batches that follow each other come here, and not to other shards in turn.
@@ -73,6 +74,8 @@ class Table:
             keep = np.arange(batch.rows) if all_valid else np.flatnonzero(batch.valid)
             keep = keep[-self.capacity :]
         if not self._kinds:
+            if not total:  # nothing to learn from it what the columns are like
+                return 0
             self._make(batch, columns, keep)
         check_same(columns, len(batch.leading), self._kinds)
         kept = total if keep is None else len(keep)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -233,6 +234,7 @@ def done(batch: Batch) -> Batch:
     [
         ({"capacity": 0}, "capacity must be at least 1, got 0"),
         ({"alpha": -1.0}, "alpha must be at least 0, got -1.0"),
+        ({"alpha": 41.0}, "alpha must be at most 40, got 41.0: items of low priority would never come"),
         ({"beta": float("nan")}, "beta must be a finite number, got nan"),
         ({"sequence": 20}, "a sequence of 20 rows does not fit into capacity=10"),
         ({"period": 2}, "period=2 needs a sequence of at least so many rows, got sequence=None"),
@@ -272,8 +274,36 @@ def test_other_things_than_a_batch_are_refused() -> None:
         ReplayShard(10).add({"obs": np.zeros(3)})  # type: ignore[arg-type]
 
 
-def test_a_state_of_another_shard_is_refused() -> None:
-    shard = ReplayShard(10)
-    shard.add(numbered(0, 3))
-    with pytest.raises(ValueError, match="capacity 10, this one has 11"):
-        ReplayShard(11).set_state(shard.get_state())
+@pytest.mark.parametrize(
+    ("was", "now", "text"),
+    [
+        ({}, {"capacity": 31}, r"capacity=30 \(here 31\)"),
+        ({}, {"prioritized": True}, r"prioritized=False \(here True\), alpha=None \(here 0.6\)"),
+        ({"prioritized": True}, {}, r"prioritized=True \(here False\)"),
+        ({"prioritized": True}, {"prioritized": True, "alpha": 1.0}, r"alpha=0.6 \(here 1.0\)"),
+        ({}, {"fifo": True}, r"fifo=False \(here True\), max_times_sampled=None \(here 1\)"),
+        ({"max_times_sampled": 2}, {"max_times_sampled": 3}, r"max_times_sampled=2 \(here 3\)"),
+        ({"sequence": 4}, {"sequence": 5}, r"sequence=4 \(here 5\), period=4 \(here 5\)"),
+        (
+            {"sequence": 4, "period": 2},
+            {"episodes": True},
+            r"sequence=4 \(here None\), .* episodes=False",
+        ),
+    ],
+)
+def test_a_state_of_another_shard_is_refused(was: dict[str, Any], now: dict[str, Any], text: str) -> None:
+    shard, other = ReplayShard(30, **was), ReplayShard(**{"capacity": 30, **now})
+    for each in (shard, other):
+        each.add(done(Stream(3, 2, stack=1).fragment(12)))
+    before = other.mass
+    with pytest.raises(ValueError, match=f"the state is of a replay shard with {text}.*: they must be the same"):
+        other.set_state(shard.get_state())
+    assert other.mass == before
+
+
+def test_a_state_is_taken_where_only_its_place_differs(tmp_path: Path) -> None:
+    shard = ReplayShard(30, sequence=4, seed=1)
+    shard.add(done(Stream(3, 2, stack=1).fragment(12)))
+    other = ReplayShard(30, sequence=4, period=4, memory_map=tmp_path, beta=0.9)
+    other.set_state(shard.get_state())
+    assert other.sample(5) == shard.sample(5)

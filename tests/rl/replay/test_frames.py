@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flowrl.rl import ReplayShard
 from flowrl.rl.replay.frames import Frames
 from flowrl.rl.replay.memory import Memory, in_words
 
@@ -28,6 +29,23 @@ def test_grows_and_keeps_what_it_holds(tmp_path: Path, files: bool) -> None:
             held = {given: last for given, last in held.items() if last >= oldest}
             assert frames.in_use == len(held)
     assert len(frames.array) < 20
+
+
+def test_two_shards_do_not_write_into_one_file(tmp_path: Path) -> None:
+    one, other = Memory(tmp_path, "replay-0"), Memory(tmp_path, "replay-0")
+    arrays = [memory.empty("obs", (4,), np.int64) for memory in (one, other)]
+    arrays[0][:], arrays[1][:] = 1, 2
+    assert arrays[0].tolist() == [1, 1, 1, 1]
+    del one, other
+    Memory(tmp_path, "replay-0").empty("obs", (4,), np.int64)  # whose shard has gone, its name is free again
+    assert sorted(p.name for p in tmp_path.glob("*.bin")) == ["replay-0-2.obs.bin", "replay-0.obs.bin"]
+
+
+@pytest.mark.parametrize("what", ["file", "file/below"])
+def test_a_folder_that_cannot_be_is_named_at_once(tmp_path: Path, what: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"memory_map='.*file.*' must be a folder that can be written to: "):
+        ReplayShard(10, memory_map=tmp_path / what)
 
 
 def test_growth_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

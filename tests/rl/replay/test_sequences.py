@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from flowrl import Batch
@@ -106,6 +106,7 @@ def test_an_episode_longer_than_the_shard_is_left_out_and_the_next_is_whole() ->
     steps=st.lists(st.integers(1, 15), min_size=1, max_size=7),
 )
 def test_equals_a_naive_list(seed: int, capacity: int, length: int, shorter: int, envs: int, steps: list[int]) -> None:
+    assume((length - 1) * envs < capacity)
     rng = np.random.default_rng(seed)
     period = max(1, length - shorter)
     shard = ReplayShard(capacity, sequence=length, period=period, prioritized=True, seed=seed)
@@ -131,6 +132,43 @@ def test_equals_a_naive_list(seed: int, capacity: int, length: int, shorter: int
         assert shard.mass == pytest.approx(len(expected))
         if expected:
             assert sorted(items(shard, 20 * len(expected)).values()) == sorted(expected)
+
+
+def test_sequences_that_never_can_be_whole_are_refused() -> None:
+    batch = fragment(0, 9, envs=3)
+    whole = ReplayShard(10, sequence=4, seed=0)
+    whole.add(batch)
+    assert sorted(items(whole).values()) == [[5, 6, 7, 8]]  # the last environment's goes over the newest 10 rows
+    with pytest.raises(ValueError, match=r"of 4 rows of one environment goes over 10 rows of all, .*9 keeps"):
+        ReplayShard(9, sequence=4).add(batch)
+    streamed = ReplayShard(9, sequence=4)
+    streamed.add(fragment(0, 2, envs=3), stream=0)
+    with pytest.raises(ValueError, match="so none could ever be drawn: raise the capacity"):
+        streamed.add(fragment(2, 2, envs=3), stream=0)
+
+
+def test_states_that_change_are_refused_before_anything_is_stored() -> None:
+    batch, more = fragment(0, 4), np.zeros((4, 1, 3))
+    for other, text in (
+        (Batch({n: a for n, a in batch.items() if n != "state/h"}, time_major=True), "it lacks state/h"),
+        (batch.with_columns({"state/c": more}), "it has state/c too"),
+        (batch.with_columns({"state/h": more}), r"'state/h' has float64 rows of shape \(3,\), but the first batch"),
+    ):
+        shard = ReplayShard(100, sequence=4, seed=0)
+        shard.add(batch)
+        with pytest.raises(ValueError, match=text):
+            shard.add(other)
+        again = ReplayShard(100, sequence=4)
+        again.set_state(shard.get_state())
+        with pytest.raises(ValueError, match=text):
+            again.add(other)
+        assert [*items(shard).values()] == [[0, 1, 2, 3]]
+        assert len(shard) == 4
+
+
+def test_episodes_need_to_know_where_they_end() -> None:
+    with pytest.raises(ValueError, match="episodes need the columns terminated and truncated"):
+        ReplayShard(10, episodes=True).add(Batch({"obs": np.zeros((4, 1))}, time_major=True))
 
 
 def test_priorities_are_of_sequences() -> None:

@@ -162,6 +162,28 @@ def test_other_columns_later_are_refused() -> None:
         write(table, Batch({"obs": np.zeros((1, 2)), "actions": np.zeros(1, np.int64)}))
 
 
+@pytest.mark.parametrize("leading", [(0,), (0, 2), (3, 0)], ids=str)
+@pytest.mark.parametrize("shape", [(40,), (4, 20)], ids=str)
+def test_a_batch_without_rows_says_nothing_of_the_columns(leading: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    table = Table(20)
+    nothing = np.zeros((*leading, *shape), np.float32)
+    assert write(table, Batch({"obs": nothing, "next_obs": nothing}, time_major=len(leading) == 2)) == 0
+    assert (table.size, table.nbytes) == (0, 0)
+    assert write(table, Batch({"obs": np.zeros((3, 5), np.int8)})) == 3
+
+
+def test_phantom_rows_alone_do_not_say_what_is_a_stack() -> None:
+    stream, table, naive = Stream(1, 2, stack=4), Table(100), Naive(100)
+    first = stream.fragment(4)
+    assert write(table, first.with_columns(valid=np.zeros((4, 2), np.bool_))) == 0
+    for _ in range(6):
+        batch = stream.fragment(8)
+        write(table, batch)
+        naive.write(batch)
+        check_reads(table, naive)
+    assert table._linked[0].kind.stack == 4
+
+
 def test_files_hold_the_columns(tmp_path: Any) -> None:
     stream, naive = Stream(1, 2, stack=4), Naive(20)
     table = Table(20, Memory(tmp_path, "replay-0"))
@@ -171,7 +193,7 @@ def test_files_hold_the_columns(tmp_path: Any) -> None:
         naive.write(batch)
         check_reads(table, naive)
     assert all(type(array) is np.ndarray for array in table.read(np.arange(4)).values())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["replay-0.numbers.bin", "replay-0.obs.bin"]
+    assert sorted(path.name for path in tmp_path.glob("*.bin")) == ["replay-0.numbers.bin", "replay-0.obs.bin"]
 
 
 @settings(max_examples=30, deadline=None)
