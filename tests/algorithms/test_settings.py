@@ -55,7 +55,6 @@ def test_what_all_share(config: Any, settings: dict[str, Any], message: str) -> 
         ({"epsilon": 1.5}, "epsilon must be .*, got 1.5"),
         ({"capacity": 30, "min_size": 31}, "min_size=31 rows can never be stored in 1 shard of capacity=30: lower"),
         ({"capacity": 30, "replay_shards": 3, "min_size": 91}, "min_size=91 .* in 3 shards of capacity=30"),
-        ({"tau": NAN}, "tau must be a finite number, got nan"),
     ],
 )
 def test_what_those_with_replay_share(config: Any, settings: dict[str, Any], message: str) -> None:
@@ -70,6 +69,8 @@ def test_what_those_with_replay_share(config: Any, settings: dict[str, Any], mes
         (ApexConfig, {"double": 1}, "double must be True or False, got 1"),
         (DQNConfig, {"policy": PolicySpec(head="q", recurrent="gru")}, "without memory, got recurrent='gru'"),
         (ApexConfig, {"policy": PolicySpec(head="q", recurrent="gru")}, "R2D2 replays sequences"),
+        (ApexConfig, {"tau": NAN, "target_every": None}, "tau must be a finite number, got nan"),
+        (SACConfig, {"tau": NAN}, "tau must be a finite number, got nan"),
         (SACConfig, {"learn_temperature": None}, "learn_temperature must be True or False, got None"),
         (SACConfig, {"target_entropy": "x"}, "target_entropy must be a finite number, got 'x'"),
         (SACConfig, {"max_grad_norm": 0.0}, "max_grad_norm must be above 0, got 0.0"),
