@@ -16,6 +16,8 @@ from flowrl.operators.in_step import TrainingGroup
 from flowrl.operators.staleness import Age, Staleness
 from flowrl.ref import Info, Ref
 
+PEER_TIMEOUT_S = 120.0  # how long learners in step wait for one another
+
 
 @dataclass(frozen=True)
 class TrainInfo:
@@ -60,10 +62,10 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
 
     Several learners train in step: each computes the gradient over a part of the batch, all take the same step with
     the gradient over the whole, and so have the same weights. They exchange it among themselves (Gloo, between
-    processes), at most `peer_timeout_s` waiting for one another; `minibatch` is then of all of them together. A batch
-    that was joined is dealt out by its parts, those that a learner made itself to that one. A batch during which one
-    of them died is given up (`rounds_lost`); whether the others go on without it, or with its successor, is for the
-    failure policy of the flow that it is a source of, if it is one.
+    processes), at most `peer_timeout_s` waiting for one another (None: 120); `minibatch` is then of all of them
+    together. A batch that was joined is dealt out by its parts, those that a learner made itself to that one. A batch
+    during which one of them died is given up (`rounds_lost`); whether the others go on without it, or with its
+    successor, is for the failure policy of the flow that it is a source of, if it is one.
 
     Metrics: policy_age_p50 and policy_age_p95, how many versions of the weights (`train` calls) lay between acting and
     training, and sample_reuse, both over the newest 100 trainings; dropped_steps and dropped_items, where
@@ -79,7 +81,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
     minibatch: int | None = None
     microbatch: int | None = None
     in_flight: int = 1
-    peer_timeout_s: float = 120.0
+    peer_timeout_s: float | None = None
     max_policy_lag: int | None = None
 
     def __post_init__(self) -> None:
@@ -89,7 +91,8 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value!r}")
-        check_fields(self, positive=("peer_timeout_s",))
+        if self.peer_timeout_s is not None:
+            check_fields(self, positive=("peer_timeout_s",))
         if self.max_policy_lag is not None:
             check_whole("max_policy_lag", self.max_policy_lag, at_least=0)
 
@@ -99,7 +102,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
         return self.learner.count > 1
 
     def open(self) -> None:
-        self._group = TrainingGroup(self.peer_timeout_s)
+        self._group = TrainingGroup(PEER_TIMEOUT_S if self.peer_timeout_s is None else self.peer_timeout_s)
         self._staleness = Staleness()
         self._out: deque[Pending[Any]] = deque()  # calls that may not be answered yet
 

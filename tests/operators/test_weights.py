@@ -112,9 +112,6 @@ def test_what_it_refuses():
         TrainOneStep(learner, epochs=0)
     with pytest.raises(ValueError, match="minibatch must be at least 1, got -3"):
         TrainOneStep(learner, minibatch=-3)
-    many = flowrl.actors(Learner, count=2, name="learners")
-    with pytest.raises(ValueError, match="trains one learner, group 'learners' has 2"):
-        TrainOneStep(many)
 
 
 @pytest.mark.parametrize("kind", [frozenset, set, list, tuple])
