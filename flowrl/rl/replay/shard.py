@@ -21,7 +21,7 @@ from flowrl.rl.replay.rows import PRIORITIES, SLOTS, WEIGHTS, check_batch, colum
 from flowrl.rl.replay.sequences import STATE, Cutter, Items
 from flowrl.rl.replay.settings import check_settings
 from flowrl.rl.replay.table import Table
-from flowrl.rl.replay.weights import exponent_of, masses_of, weights_of
+from flowrl.rl.replay.weights import exponent_of, masses_of, weights_of, whole_slots
 
 
 class ReplayShard:
@@ -228,9 +228,11 @@ class ReplayShard:
         counts.
 
         Raises:
-            ValueError: shapes differ, or a priority is not finite.
+            ValueError: shapes differ, a slot is no integer, or a priority is no number or not finite.
         """
-        at, given = np.asarray(slots, np.int64), np.asarray(priorities)
+        at, given = np.asarray(slots), np.asarray(priorities)
+        if at.dtype != np.int64:
+            at = whole_slots(at)
         if at.ndim != 1 or given.ndim != 1:
             at, given = at.reshape(-1), given.reshape(-1)
         if len(at) != len(given):

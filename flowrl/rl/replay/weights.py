@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 PRIORITY_FLOOR = 1e-6
+MOST = 1e290  # of a mass: the sum of as many as memory holds stays finite
 _FLOOR = np.array(PRIORITY_FLOOR)
 
 
@@ -19,16 +21,23 @@ def masses_of(priorities: npt.NDArray[Any], alpha: Any) -> tuple[Floats, float]:
     alpha: best as an array without a dimension, which NumPy takes more quickly than a number.
 
     Raises:
-        ValueError: one is not finite, or their sum might not be.
+        ValueError: one is no number or not finite, or so large that the sum of many might not be.
     """
+    if priorities.dtype.kind != "f":  # -128 of int8 has no absolute value there
+        if priorities.dtype.kind not in "iub":
+            raise ValueError(f"priorities must be numbers, got {priorities.dtype}")
+        priorities = priorities.astype(np.float64)
     masses: Floats = np.add(np.absolute(priorities), _FLOOR)
     if not masses.size:
         return masses, 0.0
     np.power(masses, alpha, masses)
     largest = masses.item(masses.argmax())  # of numbers and NaN it is NaN
-    if not math.isfinite(largest * masses.size):
-        at = int(np.argmax(~np.isfinite(masses)))
-        raise ValueError(f"priorities must be finite, and so must their sum, got {priorities[at]} at {at}")
+    if not largest < MOST:  # NaN neither
+        at = int(np.argmax(~(masses < MOST)))
+        raise ValueError(
+            f"priorities must be finite, and to the power of alpha={float(alpha):g} below {MOST:g}, so that their sum "
+            f"is finite too; got {priorities[at]} at {at}"
+        )
     return masses, largest
 
 
@@ -48,8 +57,19 @@ def exponent_of(name: str, value: float) -> npt.NDArray[np.float64]:
     """An exponent as an array without a dimension.
 
     Raises:
-        ValueError: it is negative or not finite.
+        ValueError: it is no number, negative or not finite.
     """
-    if not 0.0 <= value < math.inf:
+    if not isinstance(value, Real) or not 0.0 <= value < math.inf:
         raise ValueError(f"{name} must be at least 0 and finite, got {value!r}")
     return np.array(value, np.float64)
+
+
+def whole_slots(slots: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Slots as they are compared.
+
+    Raises:
+        ValueError: they are no integers.
+    """
+    if slots.size and slots.dtype.kind not in "iu":
+        raise ValueError(f"slots must be integers, as a sample's column `slots` has them, got {slots.dtype}")
+    return slots.astype(np.int64)

@@ -307,3 +307,19 @@ def test_a_state_is_taken_where_only_its_place_differs(tmp_path: Path) -> None:
     other = ReplayShard(30, sequence=4, period=4, memory_map=tmp_path, beta=0.9)
     other.set_state(shard.get_state())
     assert other.sample(5) == shard.sample(5)
+
+
+def test_priorities_whose_sum_has_no_end_are_refused_and_small_integers_are_taken() -> None:
+    shard = ReplayShard(100, prioritized=True, alpha=1.0, seed=0)
+    with pytest.raises(ValueError, match=r"priorities must be finite, .* below 1e\+290, .* got 1e\+308 at 0"):
+        shard.add(Batch({"x": np.arange(1)}), priorities=[1e308])
+    shard.add(Batch({"x": np.arange(2)}), priorities=np.array([-128, 0], np.int8))
+    assert shard.mass == pytest.approx(128.0, abs=1e-5)  # which int8 cannot hold
+    slots = shard.sample(8)["slots"]
+    with pytest.raises(ValueError, match=r"slots must be integers, .* got float64"):
+        shard.update_priorities(slots + 0.5, np.ones(8))
+    with pytest.raises(ValueError, match="priorities must be numbers, got <U1"):
+        shard.update_priorities(slots, ["x"] * 8)
+    with pytest.raises(ValueError, match="beta must be at least 0 and finite, got 'x'"):
+        shard.sample(1, beta="x")  # type: ignore[arg-type]
+    assert shard.update_priorities(slots.astype(np.int32), np.ones(8)) == 0
