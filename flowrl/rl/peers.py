@@ -111,7 +111,10 @@ def open_store(timeout_s: float) -> Any:
     """The store at which the members find each other, on a free port of this process; `port` says which."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    return TCPStore(LOOPBACK, 0, None, True, timedelta(seconds=timeout_s), wait_for_workers=False)
+    # It connects to itself first, which takes a busy machine a while and is nobody's absence.
+    store = TCPStore(LOOPBACK, 0, None, True, timedelta(seconds=max(timeout_s, CONNECT_S)), wait_for_workers=False)
+    store.set_timeout(timedelta(seconds=timeout_s))
+    return store
 
 
 class GlooPeers:

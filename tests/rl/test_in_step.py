@@ -419,6 +419,6 @@ def test_who_does_not_answer_is_not_waited_for_longer_than_the_timeout():
                 done.set()
         done.wait(10)
 
-    lost, _ = meet_by_network(2, act, timeout_s=0.5)
+    lost, _ = meet_by_network(2, act, timeout_s=2.0)
     assert isinstance(lost, PeerLost)
     assert "m[0] has lost one of m[0], m[1]" in str(lost)

@@ -182,7 +182,7 @@ def test_a_truncated_file_of_weights_is_damage(tmp_path: Path) -> None:
     [
         (lambda m: m["spec"].update(hidden=[10**9, 10**9]), r"its model has \d{19} weights, the file holds"),
         (lambda m: m["spec"].update(recurrent="lstm", hidden=[10**9, 10**9]), r"its model has at least \d{19} weights"),
-        (lambda m: m["spec"].update(hidden=7), "not iterable"),
+        (lambda m: m["spec"].update(hidden=7), "hidden must be a tuple of widths, got 7"),
         (lambda m: m["spec"].update(colour="red"), "unexpected keyword argument 'colour'"),
         (lambda m: m["observation"].update(dtype="float999"), "float999"),
         (lambda m: m["observation"].update(shape="wide"), "shape"),
