@@ -3,6 +3,21 @@
 from flowrl.checkpoint.encoding import Pickled, State
 from flowrl.checkpoint.files import Entry, file_name, read_state, write_state
 from flowrl.checkpoint.manifest import read_manifest
+from flowrl.checkpoint.series import Checkpoints, Series, best, checkpoint_at, newest
 from flowrl.checkpoint.writer import CheckpointWriter
 
-__all__ = ["CheckpointWriter", "Entry", "Pickled", "State", "file_name", "read_manifest", "read_state", "write_state"]
+__all__ = [
+    "CheckpointWriter",
+    "Checkpoints",
+    "Entry",
+    "Pickled",
+    "Series",
+    "State",
+    "best",
+    "checkpoint_at",
+    "file_name",
+    "newest",
+    "read_manifest",
+    "read_state",
+    "write_state",
+]

@@ -200,7 +200,11 @@ class _Decoder:
         if start != self._read or stop < start:
             raise ValueError("its pickles are not one behind the other")
         self._read = stop
-        return None if self._pickles is None else self._pickles[start:stop]
+        if self._pickles is None:
+            return None
+        if stop > len(self._pickles):
+            raise ValueError("its pickles are longer than their file")
+        return self._pickles[start:stop]
 
     def _array(self, stored: Array, said: Mapping[str, Any]) -> Array:
         if "dtype" in said:
@@ -215,10 +219,11 @@ class _Decoder:
 
 
 def _dtype_from(text: Any) -> np.dtype[Any]:
-    if not isinstance(text, str) or text[1:2] not in KINDS or not text:
+    if not isinstance(text, str) or text[1:2] not in KINDS:
         raise ValueError(f"an array has the unknown dtype {text!r}")
     dtype = np.dtype(text)
-    _check_dtype(dtype, "it")
+    if dtype.kind not in KINDS or not 0 < dtype.itemsize <= MAX_ITEM_BYTES:
+        raise ValueError(f"an array has the dtype {text!r}")
     return dtype
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from typing import Any, NoReturn
 from urllib.parse import quote
 
@@ -57,7 +56,7 @@ def write_state(directory: Where, name: str, state: State) -> Entry:
     return entry
 
 
-def read_state(directory: Where, name: str, entry: Mapping[str, Any], *, trust_pickles: bool = False) -> State:
+def read_state(directory: Where, name: str, entry: Any, *, trust_pickles: bool = False) -> State:
     """The state that `write_state` was given, after its files were held against the entry. No code is executed.
 
     directory: that of the checkpoint; `read_manifest(path)["directory"]`.
@@ -68,21 +67,23 @@ def read_state(directory: Where, name: str, entry: Mapping[str, Any], *, trust_p
     """
     where, stem = folder(directory), file_name(name)
     tree_file, arrays_file, pickle_file = (f"{stem}.{kind}" for kind in ("json", "safetensors", "pickle"))
-    files, pickles = entry.get("files", {}), entry.get("pickles", {})
+    said = entry if isinstance(entry, dict) else {}
+    files, pickles = _mapping(said.get("files")), _mapping(said.get("pickles"))
     if tree_file not in files:
         raise CheckpointError(f"the checkpoint {where} holds no state of {name!r}")
     content = _checked(where, tree_file, files[tree_file])
     tree = parsed(content, f"{where}/{tree_file}", FORMAT, VERSION).get("state")
+    arrays = _arrays(where, arrays_file, files[arrays_file]) if arrays_file in files else {}
+    trusted = trust_pickles and pickle_file in pickles
+    payload = _checked(where, pickle_file, pickles[pickle_file]) if trusted else None
     try:
-        arrays = _arrays(where, arrays_file, files[arrays_file]) if arrays_file in files else {}
-        payload = None
-        if trust_pickles and pickle_file in pickles:
-            payload = _checked(where, pickle_file, pickles[pickle_file])
         return decode(tree, arrays, payload)
-    except CheckpointError:
-        raise
     except Exception as error:
         damaged(f"{where}/{tree_file}", f"it holds no state ({text_of(error)})", error)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def check_file(where: Folder | RemoteFolder, name: str, expected: Any, *, whole: bool) -> None:
@@ -92,10 +93,15 @@ def check_file(where: Folder | RemoteFolder, name: str, expected: Any, *, whole:
         CheckpointError: it is not; names it.
     """
     try:
-        found = where.digest(name) if whole else {"bytes": where.size(name)}
+        size = where.size(name)
+        if not isinstance(expected, dict) or expected.get("bytes") != size:
+            damaged(f"{where}/{name}", f"it has {size:,} bytes, not as many as were saved")
+        found = where.digest(name) if whole else expected
     except (OSError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
         damaged(f"{where}/{name}", _unreadable(error), error)
-    if not isinstance(expected, dict) or any(expected.get(key) != value for key, value in found.items()):
+    if found != expected:
         damaged(f"{where}/{name}", "its content is not what was saved")
 
 

@@ -14,6 +14,7 @@ from flowrl.errors import CheckpointError
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "flowrl-checkpoint", 1
 MOST_BYTES = 64 * 2**20  # of a manifest
+TRIES = 10  # at a checkpoint that is being replaced
 OURS = ("format", "version", "sha256", "folder", "directory")  # what the format itself puts into a manifest
 
 
@@ -29,17 +30,38 @@ def read_manifest(path: Where, *, whole: bool = True) -> dict[str, Any]:
         CheckpointError: there is no checkpoint, it is damaged, foreign, or of a newer format. One line says which file
             and what to do; nothing was changed and nothing of it executed.
     """
-    where = folder(path)
-    if isinstance(where, Folder) and not where.path.exists():
-        where = _set_aside(where) or where
-    manifest = _read(where)
+    for _ in range(TRIES):
+        where = folder(path)
+        if isinstance(where, Folder) and not where.path.exists():
+            where = _set_aside(where) or where
+        manifest = _read(where)
+        try:
+            return _checked(where, dict(manifest), whole)
+        except CheckpointError:
+            if not _replaced(where, manifest):
+                raise
+    raise CheckpointError(f"the checkpoint {where} is replaced by another process all the time; try again")
+
+
+def _replaced(where: Folder | RemoteFolder, manifest: dict[str, Any]) -> bool:
+    """Whether there is another manifest now, so that its files were not those of this one."""
+    try:
+        return _read(where) != manifest
+    except CheckpointError:
+        return isinstance(where, Folder) and not where.path.exists()
+
+
+def _checked(where: Folder | RemoteFolder, manifest: dict[str, Any], whole: bool) -> dict[str, Any]:
     inside = manifest.pop("folder", "")
     if not (isinstance(inside, str) and (inside == "" or inside.isalnum())):
         damaged(f"{where}/{MANIFEST}", f"it names the directory {inside!r}")
     files = where.below(inside) if inside else where
     for entry in entries(manifest):
         for kind in ("files", "pickles"):
-            for name, expected in entry.get(kind, {}).items():
+            said = entry.get(kind, {})
+            if not isinstance(said, Mapping):
+                damaged(f"{where}/{MANIFEST}", f"its {kind} are {str(said)[:80]}")
+            for name, expected in said.items():
                 check_name(name, f"{where}/{MANIFEST}")
                 check_file(files, name, expected, whole=whole)
     return {**manifest, "directory": str(files)}

@@ -71,7 +71,7 @@ class _Aside:
         _refuse_others(target, self._target)
         self._target.parent.mkdir(parents=True, exist_ok=True)
         clean(self._target.parent)
-        self._path, self._lock = _made(self._target)
+        self._path, self._lock = made_aside(self._target)
         self.files = Folder(self._path)
 
     def commit(self, manifest: Mapping[str, Any]) -> None:
@@ -120,8 +120,8 @@ def _refuse_others(path: Path, target: Path) -> None:
         )
 
 
-def _made(target: Path) -> tuple[Path, int]:
-    """A new directory beside the target, and the lock on it."""
+def made_aside(target: Path) -> tuple[Path, int]:
+    """A new directory beside the target, and the lock on it, which is to be closed."""
     while True:
         path = beside(target, ASIDE)
         path.mkdir()
