@@ -23,9 +23,9 @@ from flowrl.numbers import check_finite, check_whole
 INDEX = "index.json"
 BELOW = "checkpoints"  # where `flowrl.train(out=...)` puts them
 STEP = re.compile(r"step-\d{12,}")
-SERIES = "series"  # in the manifest's "extra": what is said of a checkpoint as one of several
+SERIES = "series"  # in the manifest's "about": what is said of a checkpoint as one of several
 
-Save = Callable[[str, Mapping[str, Any]], Any]  # (path, extra): writes a checkpoint there
+Save = Callable[[str, Mapping[str, Any]], Any]  # (path, about): writes a checkpoint there
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,14 @@ class Series:
             return None
         return float(value)
 
-    def save(self, save: Save, env_steps: int, score: float | None, extra: Mapping[str, Any] | None = None) -> str:
+    def save(self, save: Save, env_steps: int, score: float | None, about: Mapping[str, Any] | None = None) -> str:
         """Writes the next one with `save`, then removes those that are not to be kept; returns its path."""
         where = folder(self.settings.directory)
         before = listed(where)
         name = f"step-{env_steps:012d}"
         saved = Saved(name, max((each.number for each in before), default=0) + 1, env_steps, score)
         path = str(where.below(name))
-        save(path, {**(extra or {}), SERIES: {"number": saved.number, "score": score}})
+        save(path, {**(about or {}), SERIES: {"number": saved.number, "score": score}})
         self._steps, self._at = env_steps, time.monotonic()
         self._tidy(where, [*(each for each in before if each.name != name), saved])
         return path
@@ -124,7 +124,7 @@ def listed(where: Folder | RemoteFolder) -> list[Saved]:
             continue
         try:
             manifest = read_manifest(str(where.below(name)), whole=False)
-            said = manifest.get("extra", {}).get(SERIES, {})
+            said = manifest.get("about", {}).get(SERIES, {})
             number, steps, score = said.get("number", 0), int(name.removeprefix("step-")), said.get("score")
             found.append(Saved(name, int(number), steps, None if score is None else float(score)))
         except (CheckpointError, AttributeError, TypeError, ValueError):

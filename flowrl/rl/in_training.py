@@ -9,6 +9,7 @@ import numpy as np
 
 from flowrl.ref import Answer
 from flowrl.rl.descent import Descent
+from flowrl.rl.plain_policy import policy_as_plain
 from flowrl.rl.policy import Policy
 from flowrl.rl.spec import PolicySpec, Spaces
 from flowrl.rl.targets import TargetUpdates
@@ -103,6 +104,15 @@ class InTraining:
         """What it takes to act elsewhere: spec, spaces, flat weights and their version."""
         made_of = {"policy_id": self.policy_id, "spec": self.spec, "spaces": self.policy.spaces}
         return {**made_of, "weights": self.policy.get_weights(), "version": self._version}
+
+    def policy_as_state(self) -> dict[str, Any]:
+        """What `policy_state` gives, as a checkpoint holds it: without pickle.
+
+        Raises:
+            CheckpointError: a space that has no such form.
+        """
+        said, arrays = policy_as_plain(self.policy_state())
+        return {"said": said, "arrays": arrays}
 
     @staticmethod
     def policy_from(state: Mapping[str, Any]) -> Policy:

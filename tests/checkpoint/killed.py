@@ -32,12 +32,12 @@ OURS = os.path.dirname(writer.__file__)
 RENAMING = {"put", "_in_two_steps", "clean", "_remove", "_write_index", "close", "commit"}
 
 
-def save(path: str, extra: Mapping[str, Any], step: int) -> None:
+def save(path: str, about: Mapping[str, Any], step: int) -> None:
     with CheckpointWriter(path) as writing:
         arrays = {"weights": np.full(1000, step), "step": step}
         learner = write_state(writing.directory, "learner", arrays)
         worker = write_state(writing.directory, "workers[0]", (step, b"x" * (step % 100)))
-        writing.commit({"actors": [learner, worker], "step": step, "extra": dict(extra)})
+        writing.commit({"actors": [learner, worker], "step": step, "about": dict(about)})
 
 
 def loaded(path: str) -> int:
@@ -56,7 +56,7 @@ def both(root: Path, step: int) -> None:
     """Replaces one checkpoint, and adds one to a series of which two are kept."""
     save(str(root / "one"), {}, step)
     series = Series(Checkpoints(root / "series", every_s=1.0, keep_last=2, keep_best=1))
-    series.save(lambda path, extra: save(path, extra, step), step, float(-step))
+    series.save(lambda path, about: save(path, about, step), step, float(-step))
 
 
 def lines_of(act: Any, names: set[str]) -> int:
