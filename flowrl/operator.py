@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -11,7 +11,7 @@ from flowrl.metrics import Recorder
 
 if TYPE_CHECKING:
     from flowrl.handles import ActorGroup, ActorHandle, Pending
-    from flowrl.ref import Ref
+    from flowrl.ref import Info, Ref
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -182,6 +182,18 @@ class AskOperator(Operator[In, Out]):
     def ask(self, value: Ref[Any], ctx: Context) -> Pending[Any] | None:
         """The call for one item; None drops it, which the operator counts (`ctx.metrics`)."""
         raise NotImplementedError(f"{type(self).__name__} must define ask(self, value, ctx)")
+
+    def pending_state(self, make: Callable[[Info], Any]) -> Any:
+        """What `remade` needs to make the value of a call's answer anew, where `made_from_info` was given `make`.
+
+        As a state, which may hold References and Pendings. None, the default: the value is made when a run is saved,
+        from what is known then, and comes out of the resumed run as it is.
+        """
+        return None
+
+    def remade(self, state: Any, pending: Pending[Any], ctx: Context) -> Callable[[Info], Any]:
+        """The `make` of which `pending_state` told; `pending` is its call."""
+        raise NotImplementedError(f"{type(self).__name__} has pending_state, so it must define remade")
 
 
 @dataclass

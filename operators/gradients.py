@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -14,9 +14,9 @@ from flowrl.batch import Batch, MultiAgentBatch
 from flowrl.handles import ActorGroup, ActorHandle, Pending
 from flowrl.numbers import check_whole
 from flowrl.operator import AskOperator, Context, Operator
-from flowrl.operators.staleness import Staleness
+from flowrl.operators.staleness import Staleness, Told
 from flowrl.operators.training import TrainInfo, check_one_learner, losses_of, tell_spaces
-from flowrl.ref import Ref
+from flowrl.ref import Info, Ref
 from flowrl.rl.gradient_batch import GRADIENTS, ROWS, Gradients
 from flowrl.rl.gradients import mean_gradient
 from flowrl.rl.loss import Loss, wants_sequences
@@ -181,8 +181,15 @@ class ApplyGradients(AskOperator[Gradients, TrainInfo]):
         learner = ctx.actors(self.learner)[0]
         self._tell_steps(ctx.origins, ctx)
         pending = learner.ask("apply_gradients", value, env_steps=ctx.env_steps)
-        told = partial(TrainInfo.of, learner.name, value.info.env_steps, pending.ref)
-        return pending.made_from_info(partial(self._staleness.told, told, value.part_infos, ctx))
+        state = {"learner": learner.name, "steps": value.info.env_steps, "parts": value.part_infos}
+        return pending.made_from_info(self.remade(state, pending, ctx))
+
+    def pending_state(self, make: Any) -> Any:
+        return make.state
+
+    def remade(self, state: Any, pending: Pending[Any], ctx: Context) -> Callable[[Info], TrainInfo]:
+        told = partial(TrainInfo.of, state["learner"], state["steps"], pending.ref)
+        return Told(self._staleness, told, state["parts"], ctx, state)
 
     def get_state(self) -> dict[str, Any]:
         return self._staleness.get_state()

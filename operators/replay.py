@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -60,7 +60,14 @@ class StoreToReplay(StoreOperator[Batch, Stored]):
         living = ctx.living(self.shards)
         shard = living[self._turn % len(living)]
         self._turn += 1
-        return shard.ask("store", value).made_from_info(partial(Stored.of, shard.name))
+        pending = shard.ask("store", value)
+        return pending.made_from_info(self.remade(shard.name, pending, ctx))
+
+    def pending_state(self, make: Any) -> Any:
+        return make.args[0]  # the shard
+
+    def remade(self, state: Any, pending: Pending[Any], ctx: Context) -> Callable[[Info], Stored]:
+        return partial(Stored.of, state)
 
 
 def Replay(  # noqa: N802  (reads as an operator)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from flowrl.batch import Batch
@@ -13,7 +12,7 @@ from flowrl.handles import ActorGroup, ActorHandle, Pending
 from flowrl.numbers import check_fields, check_whole
 from flowrl.operator import AskOperator, Context
 from flowrl.operators.in_step import TrainingGroup
-from flowrl.operators.staleness import Age, Staleness
+from flowrl.operators.staleness import Age, Staleness, Told
 from flowrl.ref import Info, Ref
 
 PEER_TIMEOUT_S = 120.0  # how long learners in step wait for one another
@@ -107,10 +106,12 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
         self._out: deque[Pending[Any]] = deque()  # calls that may not be answered yet
 
     def get_state(self) -> dict[str, Any]:
-        return self._staleness.get_state()  # of the group nothing: the learners meet again
+        # Of the group nothing: the learners meet again.
+        return {"staleness": self._staleness.get_state(), "out": [Pending(each.call, each.run) for each in self._out]}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._staleness.set_state(state)
+        self._staleness.set_state(state["staleness"])
+        self._out = deque(state["out"])
 
     def required_columns(self) -> frozenset[str]:
         """What the learner's loss needs."""
@@ -132,26 +133,32 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
         if self.microbatch is not None:
             options["microbatch"] = self.microbatch
         options["env_steps"] = ctx.env_steps
+        others: list[Pending[Any]] | None = None
         if self.learner.count > 1:
-            pending, told = self._ask_all(given, learners, options)
+            pending, others = self._group.ask(learners, given, options)
         else:
             pending = learners[0].ask("train", given, **options)
-            told = partial(TrainInfo.of, learners[0].name, given.info.env_steps, pending.ref)
         if self.max_policy_lag is not None:
             self._out.append(pending)
-        return pending.made_from_info(partial(self._staleness.told, told, given.part_infos, ctx))
+        state = {
+            "learner": learners[0].name,
+            "steps": given.info.env_steps,
+            "parts": given.part_infos,
+            "others": others,
+        }
+        return pending.made_from_info(self.remade(state, pending, ctx))
 
-    def _ask_all(
-        self, value: Ref[Batch], learners: tuple[ActorHandle[Any], ...], options: Mapping[str, Any]
-    ) -> tuple[Pending[Any], Callable[[Info], TrainInfo]]:
-        pending, others = self._group.ask(learners, value, options)
+    def pending_state(self, make: Any) -> Any:
+        return make.state
+
+    def remade(self, state: Any, pending: Pending[Any], ctx: Context) -> Callable[[Info], TrainInfo]:
+        learner, steps, others = state["learner"], state["steps"], state["others"]
 
         def trained(info: Info) -> TrainInfo:
-            whole = self._group.check(info, pending, others)
-            steps = value.info.env_steps if whole else 0
-            return TrainInfo.of(learners[0].name, steps, pending.ref if whole else None, info)
+            whole = others is None or self._group.check(info, pending, others)
+            return TrainInfo.of(learner, steps if whole else 0, pending.ref if whole else None, info)
 
-        return pending, trained
+        return Told(self._staleness, trained, state["parts"], ctx, state)
 
     def _young(self, value: Ref[Batch], learner: ActorHandle[Any], ctx: Context) -> Ref[Batch] | None:
         """What is left of a batch without what would be too old when its training begins."""

@@ -283,6 +283,12 @@ class Ray:
 
         return ray.get(payload)
 
+    def store(self, value: Any) -> Any:
+        """A payload of the driver's own, in the object store."""
+        import ray
+
+        return ray.put(value)
+
     def now(self) -> float:
         """Seconds of the monotonic clock."""
         return monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowrl import graph
 from flowrl.backends.protocol import Backend, GroupPlan
@@ -33,11 +33,17 @@ from flowrl.operator import AskOperator, Context
 from flowrl.pacing import Pacing
 from flowrl.wiring import check_depth
 
+if TYPE_CHECKING:
+    from flowrl.engine.resuming import Resumption
 
-def build(root: graph.Node, backend: Backend, seed: int | None, *, one_each: bool = False) -> Engine:
+
+def build(
+    root: graph.Node, backend: Backend, seed: int | None, *, one_each: bool = False, resumed: Resumption | None = None
+) -> Engine:
     """An engine with its actors started and greeted, ready for its first pull.
 
     one_each: a single actor of each group, whatever the description says (for `flow.check()`).
+    resumed: the checkpoint from which it goes on.
     """
     if root.parallel:
         raise GraphError("a ParallelFlow lives in its shards; gather it (gather_sync, gather_async) before running it")
@@ -51,15 +57,22 @@ def build(root: graph.Node, backend: Backend, seed: int | None, *, one_each: boo
     accounts = Accounts(list(names.values()), counts, sources, backend.now)
     whole_seed = secrets.randbits(63) if seed is None else seed
     engine = Engine(backend, accounts, whole_seed, graph.why_not_deterministic(root, names) is None)
+    engine.described = root, names, groups
+    if resumed is not None:
+        resumed.check(root, names, groups)
     for node, name in names.items():
         engine.places[name] = NodePlace(name, node.where, graph.path_to(node, names))
     for name, group in groups.items():
         engine.states[name] = [ActorState(name, i, group.actor_class, None) for i in range(counts[name])]
+        for state in engine.states[name] if resumed is not None else ():
+            state.incarnation = resumed.incarnation(name, state.index)  # type: ignore[union-attr]
     builder = _Builder(engine, names, groups, one_each)
     try:
         engine.root = builder.cursor(root)
         engine.cursors = list(builder.cursors.values())
         _start_actors(engine, groups, builder.pipelines)
+        if resumed is not None:
+            resumed.restore(engine)
     except InNode as located:
         failed = located
     except BaseException:
@@ -143,9 +156,9 @@ class _Builder:
         name, engine = self.names[node], self.engine
         feeds: list[ShardFeed] = []
         servers: dict[ShardFeed, ActorState] = {}
-        for source, path in paths:
+        for number, (source, path) in enumerate(paths):
             group = graph.source_group(source, self.groups)
-            key = f"{name}:{len(feeds)}:{self.names[source]}"
+            key = f"{name}:{number}:{self.names[source]}"
             line = Pipeline(self.names[source], source.method, source.args, self._operators(path), source.takes)
             self.pipelines[group][key] = line
             own = [

@@ -71,12 +71,13 @@ class Lives:
         for name in sorted(engine.states, key=lambda group: group in sources):
             for state in engine.states[name]:
                 if state.alive:
-                    self._greet(state)
+                    self.greet(state)
             if name not in sources:
                 for call in [call for call in list(engine.calls.pending.values()) if call.kind == "ask"]:
                     engine.await_call(call)
 
-    def _greet(self, state: ActorState) -> None:
+    def greet(self, state: ActorState) -> None:
+        """Tells every operator of one actor."""
         engine = self._engine
         for stage in engine.stages:
             stage.ctx.item_id = ItemId(-1)
@@ -103,7 +104,7 @@ class Lives:
         if not self._greeting:
             return
         try:
-            self._greet(state)
+            self.greet(state)
         except InNode as located:
             engine.raise_located(located)
         for cursor in self._watchers.get(state, ()):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import get_ident
 from types import MappingProxyType, TracebackType
@@ -32,16 +34,29 @@ SEEDS = 2**63  # as many as there are
 INTERRUPTED_S = 0.5  # how long actors may take to finish what they do, where a user waits for the prompt
 
 
-def run(flow: Flow[T], backend: Backend | None = None, *, seed: int | None = None) -> Run[T]:
+def run(
+    flow: Flow[T],
+    backend: Backend | None = None,
+    *,
+    seed: int | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    trust_pickles: bool = False,
+) -> Run[T]:
     """Starts the actors of a graph and returns the run, an iterator over the flow's items.
 
     backend: `Ray()` by default (joins a running Ray, otherwise starts a local one), or `Local()`.
     seed: of every random stream in the run; drawn where none is given (`run.seed` says which).
+    resume: a checkpoint (of `run.save`) of the same graph to go on from, on this or another backend and with as many or
+        other numbers of actors; settings may differ, which goes to the log. The seed is that of the checkpoint.
+    trust_pickles: whether environments go on in the middle of their episodes: their states are pickles, and to load one
+        runs code in it. Without them episodes begin anew.
 
     Raises:
         TypeError: the backend is none, such as a name or a class.
         GraphError: the graph is not whole (columns that nobody adds, names used twice).
         StartError: something cannot be pickled, or resources are missing.
+        CheckpointError: the checkpoint is damaged, or of another graph; names what differs.
+        ValueError: a seed, and not that of the checkpoint.
     """
     if isinstance(flow, ParallelFlow):
         raise GraphError("a ParallelFlow lives in its shards; gather it (gather_sync, gather_async) before running it")
@@ -52,12 +67,25 @@ def run(flow: Flow[T], backend: Backend | None = None, *, seed: int | None = Non
     number = None if seed is None else whole(seed)
     if seed is not None and (number is None or not 0 <= number < SEEDS):
         raise ValueError(f"seed must be an integer of at least 0 and below 2**63, got {short(seed)}")
+    if resume is not None:
+        from flowrl.engine.resuming import Resumption
+        from flowrl.engine.turns import take_up
+
+        resumed = Resumption(resume, trust=trust_pickles)
+        if number not in (None, resumed.seed):
+            raise ValueError(f"the checkpoint goes on with its seed, {resumed.seed}: leave seed={number} out")
+        number = resumed.seed
     if backend is None:
         from flowrl.backends.ray import Ray
 
         backend = Ray()
     session = getattr(backend, "for_one_run", None)  # of a backend whose object may serve several runs
-    return Run(build(flow.node, backend if session is None else session(), number))
+    here = backend if session is None else session()
+    if resume is None:
+        return Run(build(flow.node, here, number))
+    run: Run[T] = Run(build(flow.node, here, number, resumed=resumed))
+    take_up(run, resumed)
+    return run
 
 
 class Run(Iterator[T], Generic[T]):
@@ -258,6 +286,34 @@ class Run(Iterator[T], Generic[T]):
         ]
         parts = [part for part in (pending.result() for pending in asked) if part is not None]
         return parts[0] if len(parts) == 1 else type(parts[0]).concat(parts)
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        environments: bool = True,
+        timeout_s: float | None = 300.0,
+        about: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Path:
+        """Writes all that the run is to a new directory (or in place of the checkpoint there), and returns its path.
+
+        `run(flow, resume=path)` goes on from it. It is there whole or not at all, whenever this process ends. May be
+        called between items, also from another thread; the run goes on as if it had not been saved.
+
+        environments: whether those that can be pickled are saved, so that episodes go on in the middle. They lie in
+            files of their own, which only `run(..., trust_pickles=True)` reads.
+        timeout_s: how long actors may take to answer what they were asked before, and to give their states; None: as
+            long as it takes.
+        about: what else the manifest is to say, as JSON can say it.
+
+        Raises:
+            TimeoutError: an actor did not answer in time; nothing was saved.
+            CheckpointError: something cannot be saved without pickle; names where it stands.
+            FileExistsError: something else lies there. OSError: it cannot be written.
+        """
+        from flowrl.engine.turns import save_run
+
+        return save_run(self, path, about, environments, timeout_s)
 
     def stats(self) -> Stats:
         """Figures per node and group since the run began, and what limits it."""

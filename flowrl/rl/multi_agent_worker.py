@@ -230,8 +230,8 @@ class MultiAgentWorker:
             },
         }
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a state, with new episodes.
+    def set_state(self, state: Mapping[str, Any]) -> bool:
+        """Goes on from a state, with new episodes: False.
 
         Raises:
             ValueError: a policy is not this worker's, or its weights are of another.
@@ -246,6 +246,7 @@ class MultiAgentWorker:
         most = max(state["begun"], default=0)
         same = len(state["begun"]) == self._num_envs
         self._rollout.begun = list(state["begun"]) if same else [most] * self._num_envs  # no episode comes twice
+        return False
 
     def close(self) -> None:
         """Closes the environments; again does nothing."""

@@ -222,6 +222,7 @@ class RolloutWorker(AsksForActions):
             "version": self._version,
             "epsilon": self._epsilon,
             "steps_taken": self._steps_taken,
+            "env_steps": self.env_steps,
             "obs": None if self._obs_N is None else map_arrays(np.array, self._obs_N),
             "view": self._view.get_state(),
             "state": {name: h_N.copy() for name, h_N in self._state.items()},
@@ -232,8 +233,10 @@ class RolloutWorker(AsksForActions):
             "envs": None if self._obs_N is None else freeze(self._source),
         }
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, Any]) -> bool:
         """Goes on from a state: the next sample is that of the worker that gave it, number for number.
+
+        Whether it is so: else new episodes begin.
 
         Where it holds no environments, other than `num_envs`, or only one of both has them in halves
         (`EnvOptions.double_buffer`), new episodes begin, with fresh seeds.
@@ -247,14 +250,18 @@ class RolloutWorker(AsksForActions):
             restored_epsilon(state["epsilon"], self._num_envs, self._net),
             int(state["steps_taken"]),
         )
+        self.env_steps = int(state["env_steps"])
         self._rewards.set_state(state["rewards"])
         self._obs_N = None
-        if state["envs"] is None or len(state["ended"]) != self._num_envs or not thaw(self._source, state["envs"]):
-            return
+        if state["obs"] is None:
+            return True  # none had begun
+        if len(state["ended"]) != self._num_envs or not thaw(self._source, state["envs"]):
+            return False
         self._obs_N = map_arrays(np.array, state["obs"])
         self._view.set_state(state["view"])
         self._state = {name: np.array(h_N) for name, h_N in state["state"].items()}
         self._running = Running(np.array(state["ended"]), np.array(state["returns"]), np.array(state["lengths"]))
+        return True
 
     def close(self) -> None:
         """Closes the environments; again does nothing."""
