@@ -33,6 +33,52 @@ class TrainOptions:
     out: Path | None = None
     """A directory for metrics.jsonl, metrics.csv, the settings (run.json) and the policy, which Ctrl-C saves too."""
 
+    checkpoint_every: str | None = None
+    """Save all that the run is (`flowrl resume` goes on from it) after so many environment steps, or a time: 10min, 2h;
+    also at the end and at Ctrl-C."""
+    checkpoint_dir: str | None = None
+    """Where checkpoints go, a directory or a URL (s3://...); OUT/checkpoints where nothing is said."""
+    keep_last: int = 3
+    """How many of the newest checkpoints are kept."""
+    keep_best: int = 1
+    """How many of those with the best mean return are kept, besides."""
+
+
+@dataclass(frozen=True)
+class ResumeOptions:
+    """How to go on; what is not said is as it was."""
+
+    total_steps: int | None = None
+    """Stop after so many environment steps, those before the checkpoint included."""
+    stop_return: float | None = None
+    """Solved when the mean return of the last 100 training episodes reaches it and 20 greedy episodes confirm it."""
+    backend: Literal["ray", "local"] = "ray"
+    """Where the actors run: in processes of Ray, or in this process."""
+    out: Path | None = None
+    """Another directory for the records, the policy and the next checkpoints."""
+    trust_pickles: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Unpickle the environments, so that episodes go on in the middle. That runs code which the checkpoint chooses."""
+    trust_names: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Import what the settings name ("package.module:Name"). That runs code which the checkpoint chooses."""
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """What is played."""
+
+    episodes: int = 20
+    """How many whole episodes."""
+    policy: str | None = None
+    """Whose policy, where there are several: its id, or its learner's name."""
+    env: str | None = None
+    """Another environment than that of the training."""
+    seed: int = 0
+    """Of the environments and of sampled actions."""
+    sample: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Draw the actions, as in training, instead of the most probable ones."""
+    trust_names: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Import what the settings name ("package.module:Name"). That runs code which the checkpoint chooses."""
+
 
 @dataclass(frozen=True)
 class GraphOptions:
@@ -61,6 +107,15 @@ def parse(config: type, options: type[Options], args: Sequence[str], prog: str, 
     )
     flags: Any = tyro.cli(both, args=args, prog=prog, description=about, registry=_registry())
     return flags.config, flags.options
+
+
+def parse_options(options: type[Options], args: Sequence[str], prog: str, about: str) -> Options:
+    """The options that the flags say.
+
+    Raises:
+        SystemExit: with 2 where a flag is wrong (the message is printed), with 0 after --help.
+    """
+    return tyro.cli(options, args=args, prog=prog, description=about)
 
 
 def _registry() -> ConstructorRegistry:

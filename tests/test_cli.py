@@ -176,7 +176,7 @@ def test_graph_options_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("args", "problem"),
     [
-        ("", "which command? There are: train, graph, list"),
+        ("", "which command? There are: train, resume, eval, graph, list"),
         ("trian ppo", "unknown command 'trian'; did you mean 'train'?"),
         ("list ppo", "list takes no arguments, got ppo"),
         ("train", "train needs an algorithm before its flags; there are: a2c, a3c, apex, appo, ddpg, ddppo, dqn"),
@@ -318,7 +318,7 @@ def test_an_interrupt_before_the_first_result(
     def interrupted(config: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_check_env", interrupted)
+    monkeypatch.setattr(cli, "check_env", interrupted)
     assert main(["train", "ppo", *LOCAL, "--total-steps", "9"]) == INTERRUPTED
     assert capsys.readouterr().err == "interrupted before the first result\n"
 

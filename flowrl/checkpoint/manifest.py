@@ -33,7 +33,7 @@ def read_manifest(path: Where, *, whole: bool = True) -> dict[str, Any]:
     for _ in range(TRIES):
         where = folder(path)
         if isinstance(where, Folder) and not where.path.exists():
-            where = _set_aside(where) or where
+            where = set_aside(where) or where
         manifest = _read(where)
         try:
             return _checked(where, dict(manifest), whole)
@@ -147,7 +147,7 @@ def _digest(manifest: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _set_aside(where: Folder) -> Folder | None:
+def set_aside(where: Folder) -> Folder | None:
     """The checkpoint that was being replaced, on a file system that needs two steps for it."""
     beside = Folder(where.path.parent)
     for name in beside.names():

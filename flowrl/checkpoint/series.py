@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowrl.checkpoint.manifest import MANIFEST, read_manifest
+from flowrl.checkpoint.manifest import MANIFEST, read_manifest, set_aside
 from flowrl.checkpoint.storage import Folder, RemoteFolder, Where, folder
 from flowrl.checkpoint.writer import GONE, beside, locked, made_aside
 from flowrl.errors import CheckpointError
@@ -88,6 +88,10 @@ class Series:
         by_steps = every is not None and env_steps - self._steps >= every
         return by_steps or (every_s is not None and time.monotonic() - self._at >= every_s)
 
+    def skip(self, env_steps: int) -> None:
+        """As if one had been saved now: the next is due an interval later."""
+        self._steps, self._at = env_steps, time.monotonic()
+
     def score(self, item: Any) -> float | None:
         """How good the run is, by the newest item that it gave; None where it says nothing of it."""
         value = getattr(item, self.settings.metric, None)
@@ -103,7 +107,7 @@ class Series:
         saved = Saved(name, max((each.number for each in before), default=0) + 1, env_steps, score)
         path = str(where.below(name))
         save(path, {**(about or {}), SERIES: {"number": saved.number, "score": score}})
-        self._steps, self._at = env_steps, time.monotonic()
+        self.skip(env_steps)
         self._tidy(where, [*(each for each in before if each.name != name), saved])
         return path
 
@@ -166,7 +170,7 @@ def checkpoint_at(path: Where) -> str:
     """
     where = folder(path)
     names = where.names()
-    if MANIFEST in names or (isinstance(where, Folder) and not where.path.exists()):
+    if MANIFEST in names or (isinstance(where, Folder) and not names and set_aside(where) is not None):
         return str(where)
     for series in (where, where.below(BELOW)):
         if any(STEP.fullmatch(name) for name in series.names()):

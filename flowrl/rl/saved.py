@@ -106,7 +106,7 @@ def load_policy(
         CheckpointError: it is damaged, of a newer format, or of a user's own module and `model` is not given.
     """
     saved = None if "://" in os.fspath(path) else _folder_of(Path(path))
-    found = [] if saved is None else [(*_read(saved), str(saved))]
+    found: list[Found] = [] if saved is None else [(*_read(saved), str(saved))]
     try:
         checkpoint = checkpoint_at(path)
     except CheckpointError:
@@ -127,6 +127,8 @@ def _chosen(found: list[Found], name: str | None, path: Any) -> Found:
     """Of several, the one that is named; of one policy in several places, the one that was trained longest."""
     ids = sorted({str(said.get("policy_id")) for said, _, _ in found})
     able = [each for each in found if name is None or name in (each[0].get("policy_id"), each[0].get("learner"))]
+    if not found:
+        raise CheckpointError(f"the checkpoint in {path} is of a run without learners, and so without policies")
     if not able:
         raise LookupError(f"no policy in {path} is called {name!r}; there are: {', '.join(ids) or 'none'}")
     if name is None and len(ids) > 1:
@@ -141,10 +143,8 @@ def _in_checkpoint(path: str) -> list[Found]:
     """The policies of the learners of a run that was saved."""
     manifest = read_manifest(path, whole=False)
     policies = manifest.get("policies")
-    if not isinstance(policies, dict):
-        raise CheckpointError(f"the checkpoint {path} holds no policies")
     found: list[Found] = []
-    for learner, entry in policies.items():
+    for learner, entry in (policies if isinstance(policies, dict) else {}).items():
         state = read_state(manifest["directory"], f"{learner}[0] policy", entry)
         with damage(path):
             found.append(({**state["said"], "learner": learner}, state["arrays"], path))
