@@ -15,6 +15,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Generic, NoReturn, TypeVar
 
 from flowrl.backends.protocol import Backend
+from flowrl.checkpoint import Checkpoints
 from flowrl.engine.background import Handle
 from flowrl.engine.build import build
 from flowrl.engine.core import CLOSED_MEANWHILE, Engine
@@ -41,6 +42,7 @@ def run(
     seed: int | None = None,
     resume: str | os.PathLike[str] | None = None,
     trust_pickles: bool = False,
+    checkpoint: Checkpoints | None = None,
 ) -> Run[T]:
     """Starts the actors of a graph and returns the run, an iterator over the flow's items.
 
@@ -50,9 +52,11 @@ def run(
         other numbers of actors; settings may differ, which goes to the log. The seed is that of the checkpoint.
     trust_pickles: whether environments go on in the middle of their episodes: their states are pickles, and to load one
         runs code in it. Without them episodes begin anew.
+    checkpoint: where and how often the run saves itself, between two items; `flowrl.checkpoint.newest(directory)` is
+        what to resume.
 
     Raises:
-        TypeError: the backend is none, such as a name or a class.
+        TypeError: the backend is none, such as a name or a class; `checkpoint` is no Checkpoints.
         GraphError: the graph is not whole (columns that nobody adds, names used twice).
         StartError: something cannot be pickled, or resources are missing.
         CheckpointError: the checkpoint is damaged, or of another graph; names what differs.
@@ -64,6 +68,8 @@ def run(
         raise GraphError(f"run needs a Flow, got {type(flow).__name__}")
     if backend is not None and (isinstance(backend, type) or not callable(getattr(backend, "open", None))):
         raise TypeError(f"run needs a backend, flowrl.Local() or flowrl.Ray(), got {backend!r}")
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoints):
+        raise TypeError(f"checkpoint must be flowrl.checkpoint.Checkpoints(directory, ...), got {checkpoint!r}")
     number = None if seed is None else whole(seed)
     if seed is not None and (number is None or not 0 <= number < SEEDS):
         raise ValueError(f"seed must be an integer of at least 0 and below 2**63, got {short(seed)}")
@@ -81,11 +87,17 @@ def run(
         backend = Ray()
     session = getattr(backend, "for_one_run", None)  # of a backend whose object may serve several runs
     here = backend if session is None else session()
-    if resume is None:
-        return Run(build(flow.node, here, number))
-    run: Run[T] = Run(build(flow.node, here, number, resumed=resumed))
-    take_up(run, resumed)
+    engine = build(flow.node, here, number) if resume is None else build(flow.node, here, number, resumed=resumed)
+    run: Run[T] = Run(engine) if checkpoint is None else _saving(engine, checkpoint)
+    if resume is not None:
+        take_up(run, resumed)
     return run
+
+
+def _saving(engine: Engine, checkpoint: Checkpoints) -> Run[Any]:
+    from flowrl.engine.saving_run import SavingRun
+
+    return SavingRun(engine, checkpoint)
 
 
 class Run(Iterator[T], Generic[T]):
@@ -294,7 +306,7 @@ class Run(Iterator[T], Generic[T]):
         environments: bool = True,
         timeout_s: float | None = 300.0,
         about: Mapping[str, Any] = MappingProxyType({}),
-    ) -> Path:
+    ) -> Path | str:
         """Writes all that the run is to a new directory (or in place of the checkpoint there), and returns its path.
 
         `run(flow, resume=path)` goes on from it. It is there whole or not at all, whenever this process ends. May be

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 FOREVER_S = 1e9
 
 
-def save_run(run: Run[Any], path: Where, about: Mapping[str, Any], environments: bool, timeout_s: float | None) -> Path:
+def save_run(
+    run: Run[Any], path: Where, about: Mapping[str, Any], environments: bool, timeout_s: float | None
+) -> Path | str:
     """What `Run.save` says."""
     engine = run._engine
     if engine.driver == get_ident():
@@ -45,7 +47,7 @@ def save_run(run: Run[Any], path: Where, about: Mapping[str, Any], environments:
         finally:
             run._turn.put(None)
     text = os.fspath(path)
-    return Path(text)
+    return text if "://" in text else Path(text)
 
 
 def take_up(run: Run[Any], resumed: Resumption) -> None:
