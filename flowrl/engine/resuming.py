@@ -157,20 +157,26 @@ class Resumption:
         """What there is of actors beyond those that there are now: others take it over, or it is left out."""
         for group, said in self._groups.items():
             states = engine.states[group]
-            for index in range(len(states), len(said["actors"])):
-                entry = said["actors"][index]
-                if entry is None:
-                    continue
-                name = f"{group}[{index}]"
-                if not callable(getattr(states[0].actor_class, "absorb", None)):
-                    _log.warning("resuming %s: the state of %s is left out, there are fewer actors", self.path, name)
-                    continue
-                heir = states[index % len(states)]
-                body = {**self._body(heir), "name": name, "entry": entry, "absorb": True}
-                if self._answer(engine, heir, engine.calls.state(heir, "restore", body)).get("unseen"):
-                    body["state"] = self._read(name, entry)
-                    self._answer(engine, heir, engine.calls.state(heir, "restore", body))
-                _log.info("resuming %s: %s takes over what %s held", self.path, heir.name, name)
+            cls = states[0].actor_class
+            names = {
+                f"{group}[{i}]": i for i in range(len(states), len(said["actors"])) if said["actors"][i] is not None
+            }
+            if not names or not callable(getattr(cls, "get_state", None)):
+                continue
+            if callable(getattr(cls, "absorb", None)):
+                for name, index in names.items():
+                    self._hand_over(engine, name, said["actors"][index], states[index % len(states)])
+            else:
+                _log.warning(
+                    "resuming %s: the states of %s are left out: fewer actors go on", self.path, ", ".join(names)
+                )
+
+    def _hand_over(self, engine: Engine, name: str, entry: Any, heir: ActorState) -> None:
+        body = {**self._body(heir), "name": name, "entry": entry, "absorb": True}
+        if self._answer(engine, heir, engine.calls.state(heir, "restore", body)).get("unseen"):
+            body["state"] = self._read(name, entry)
+            self._answer(engine, heir, engine.calls.state(heir, "restore", body))
+        _log.info("resuming %s: %s takes over what %s held", self.path, heir.name, name)
 
 
 def _calm(engine: Engine) -> None:

@@ -21,7 +21,8 @@ class AgentsRollout:
     """Steps environments together, each policy acting for all its agents at once; roles keep what is finished.
 
     stream: seeds of the episodes. first, stride: environment i's episode k is number (k N + i) stride + first of all.
-    ended: the episodes that have ended; whoever reads them empties it.
+    ended: the episodes that have ended; whoever reads them empties it. plays: those under way, one an environment.
+    late: rewards, so far untold, of agents whose last transition was given out before.
     """
 
     def __init__(
@@ -44,13 +45,20 @@ class AgentsRollout:
         self._name, self._first, self._stride = name, first, stride
         self._clip, self._deterministic = reward_clip, deterministic
         self._checks: dict[Any, ObsCheck] = {}
-        self._plays: list[Play] = []
-        self._late = 0  # rewards of agents whose last transition was given out before
+        self.plays: list[Play] = []
+        self.late = 0
         self.begun = [0] * len(self.envs)  # episodes, by environment
+
+    def take_up(self, plays: list[Play], late: int) -> None:
+        """Goes on with the episodes of another rollout, in these environments."""
+        self.plays, self.late = plays, late
+        for env, play in zip(self.envs, plays, strict=True):
+            for agent in play.policies:
+                self._casting.meet(agent, env)
 
     def forget(self) -> None:
         """New episodes begin at the next step; what was under way is dropped."""
-        self._plays = []
+        self.plays = []
         self.ended = []
         for role in self.roles.values():
             role.rows.clear()
@@ -58,12 +66,12 @@ class AgentsRollout:
     @property
     def longest(self) -> int:
         """Steps so far of the longest episode under way."""
-        return max((play.steps for play in self._plays), default=0)
+        return max((play.steps for play in self.plays), default=0)
 
     def step(self) -> None:
         """One step of each environment."""
-        if not self._plays:
-            self._plays = [self._begin(i) for i in range(len(self.envs))]
+        if not self.plays:
+            self.plays = [self._begin(i) for i in range(len(self.envs))]
         self._step()
 
     def _begin(self, i: int) -> Play:
@@ -79,7 +87,7 @@ class AgentsRollout:
     def _step(self) -> None:
         actions: list[dict[Any, Any]] = [{} for _ in self.envs]
         asked: dict[str, list[Row]] = {}
-        for i, play in enumerate(self._plays):
+        for i, play in enumerate(self.plays):
             for agent, obs in play.acting.items():
                 policy = play.policies[agent]
                 play.lengths[agent] = play.lengths.get(agent, 0) + 1
@@ -92,7 +100,7 @@ class AgentsRollout:
             given = self.roles[policy].act(rows, self._rng, deterministic=self._deterministic)
             for row, action in zip(rows, given, strict=True):
                 actions[row.slot[0]][row.slot[1]] = action
-        for i, play in enumerate(self._plays):
+        for i, play in enumerate(self.plays):
             play.steps += 1
             try:
                 moment = self.envs[i].step(actions[i])
@@ -102,7 +110,7 @@ class AgentsRollout:
                 raise
             if moment.over:
                 self.ended.append(play)
-                self._plays[i] = self._begin(i)
+                self.plays[i] = self._begin(i)
 
     def _take_in(self, i: int, play: Play, moment: Moment) -> None:
         """What an environment gave becomes rewards, ends and beginnings of transitions."""
@@ -114,7 +122,7 @@ class AgentsRollout:
             if row is None and agent not in moment.acting:
                 row = play.last.get(agent)  # it came after the agent's end
                 if row is not None and row.gone:
-                    self._late += 1
+                    self.late += 1
             if row is not None:
                 row.reward += reward
             else:
@@ -177,8 +185,8 @@ class AgentsRollout:
             "episode_length": Listed(tuple(play.steps for play in self.ended)),
             "episodes": Sum(len(self.ended)),
         }
-        if self._late:
-            metrics["late_rewards"], self._late = Sum(self._late), 0
+        if self.late:
+            metrics["late_rewards"], self.late = Sum(self.late), 0
         for name in self.roles:
             agents = [
                 (play.returns.get(agent, 0.0), play.lengths.get(agent, 0))

@@ -16,7 +16,7 @@ def freeze(source: VectorSource | Halves) -> Pickled | None:
     """The environments with their random generators, or None where they cannot be pickled as they stand."""
     vectors = [part.vector for part in _parts(source)]
     for vector in vectors:
-        if _forgets(vector) or any(_forgets(env) for env in getattr(vector.unwrapped, "envs", ())):
+        if forgets(vector) or any(forgets(env) for env in getattr(vector.unwrapped, "envs", ())):
             return None
     try:
         return Pickled(cloudpickle.dumps(vectors))
@@ -44,7 +44,7 @@ def _parts(source: VectorSource | Halves) -> tuple[VectorSource, ...]:
     return source.parts if isinstance(source, Halves) else (source,)
 
 
-def _forgets(env: Any) -> bool:
+def forgets(env: Any) -> bool:
     """Whether pickling keeps only the constructor's arguments: EzPickle's copy is a new environment."""
     while env is not None:
         if isinstance(env, EzPickle) and type(env).__getstate__ is EzPickle.__getstate__:

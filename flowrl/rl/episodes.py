@@ -80,9 +80,7 @@ class Casting:
                 f"policy_of gave agent {agent!r} of {self._name} the policy {policy!r}, which is not defined; there "
                 f"are {', '.join(map(repr, self._known))}"
             )
-        spaces = self._agents.get(agent)
-        if spaces is None:
-            spaces = self._agents[agent] = env.spaces(agent)
+        spaces = self.meet(agent, env)
         first = self._players.setdefault(policy, agent)
         known = self._spaces.setdefault(policy, spaces)
         if first != agent and (known.observation != spaces.observation or known.action != spaces.action):
@@ -92,6 +90,13 @@ class Casting:
                 f"differ: {getattr(known, what)} and {getattr(spaces, what)}; give each its own policy"
             )
         return policy
+
+    def meet(self, agent: Any, env: AgentsEnv) -> Spaces:
+        """The spaces of an agent, which is known from now on."""
+        spaces = self._agents.get(agent)
+        if spaces is None:
+            spaces = self._agents[agent] = env.spaces(agent)
+        return spaces
 
     @property
     def spaces(self) -> dict[str, Spaces]:

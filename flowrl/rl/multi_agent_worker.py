@@ -17,6 +17,7 @@ from flowrl.rl.envs import EnvSource, describe, make_agents_env
 from flowrl.rl.episodes import Casting, PolicyOf
 from flowrl.rl.epsilon import checked_epsilon, restored_epsilon
 from flowrl.rl.evaluation import EVALUATION_KEY, MAX_STEPS, Evaluation, quotas
+from flowrl.rl.playstate import freeze_plays, thaw_plays
 from flowrl.rl.roles import Role, Scripted
 from flowrl.rl.spec import PolicySpec, Spaces
 from flowrl.rl.vector import child
@@ -219,19 +220,28 @@ class MultiAgentWorker:
 
     # its state and end
     def get_state(self) -> dict[str, Any]:
-        """Weights, versions, ε, and how far the random streams are. Environments are no part of it."""
+        """All that the next sample depends on; `plays` is None where the environments cannot be pickled."""
         return {
             "rng": self._rng.bit_generator.state,
             "steps_taken": self._steps_taken,
             "begun": list(self._rollout.begun),
+            "plays": freeze_plays(self._rollout) if self._rollout.plays else None,
+            "playing": bool(self._rollout.plays),
             "policies": {
-                name: {"weights": role.flat.copy(), "version": role.version, "epsilon": role.epsilon}
+                name: {
+                    "weights": role.flat.copy(),
+                    "version": role.version,
+                    "epsilon": role.epsilon,
+                    "columns": role.columns_state(),
+                }
                 for name, role in self._roles.items()
             },
         }
 
     def set_state(self, state: Mapping[str, Any]) -> bool:
-        """Goes on from a state, with new episodes: False.
+        """Goes on from a state: the next sample is that of the worker that gave it, number for number.
+
+        Whether it is so: else new episodes begin, where there are none in it or other than `num_envs`.
 
         Raises:
             ValueError: a policy is not this worker's, or its weights are of another.
@@ -240,13 +250,15 @@ class MultiAgentWorker:
             role = self._role(name)
             role.set_weights(np.asarray(one["weights"]), int(one["version"]))
             role.epsilon = restored_epsilon(one["epsilon"], self._num_envs, role.net)
+            if len(state["begun"]) == self._num_envs:
+                role.set_columns(one["columns"])
         self._rng.bit_generator.state = state["rng"]
         self._steps_taken = int(state["steps_taken"])
         self._rollout.forget()
         most = max(state["begun"], default=0)
         same = len(state["begun"]) == self._num_envs
         self._rollout.begun = list(state["begun"]) if same else [most] * self._num_envs  # no episode comes twice
-        return False
+        return same and (not state["playing"] or thaw_plays(self._rollout, state["plays"]))
 
     def close(self) -> None:
         """Closes the environments; again does nothing."""

@@ -90,6 +90,14 @@ class Role:
         self.net.set_weights(flat)
         self.flat, self.version = np.array(flat, np.float32), version
 
+    def columns_state(self) -> list[tuple[int, Any]]:
+        """The environment and agent of each column of its batches."""
+        return list(self._columns)
+
+    def set_columns(self, columns: Sequence[Slot]) -> None:
+        """Goes on with these columns."""
+        self._columns = {(env, agent): n for n, (env, agent) in enumerate(columns)}
+
     def memory(self) -> dict[str, Array]:
         """What the policy remembers at the beginning, of one agent; empty without memory."""
         return {name: np.zeros(shape, np.float32) for name, shape in self.net.state_shapes.items()}

@@ -16,6 +16,7 @@ from flowrl.numbers import check_whole
 from flowrl.pacing import Pacing
 from flowrl.ref import Answer
 from flowrl.rl.replay.memory import Memory
+from flowrl.rl.replay.moved import rows_of_state
 from flowrl.rl.replay.pool import Floats, Ints, Pool
 from flowrl.rl.replay.rows import PRIORITIES, SLOTS, WEIGHTS, check_batch, columns_to_store
 from flowrl.rl.replay.sequences import STATE, Cutter, Items
@@ -287,3 +288,15 @@ class ReplayShard:
         self._pool.set_state(state["pool"])
         if self._items is not None:
             self._items.set_state(state["items"])
+
+    def absorb(self, state: Mapping[str, Any]) -> None:
+        """Takes in the rows of another shard, behind its own and in their order, each as probable as it was there.
+
+        Raises:
+            ValueError: its items are not rows, have limited draws, or other priorities than those here.
+        """
+        moved = rows_of_state(state, self._settings)
+        if moved is not None:
+            batch, masses = moved
+            count = self._table.write(batch, columns_to_store(batch))
+            self._pool.put(count, masses, 0.0 if masses is None else float(masses.max()))
