@@ -18,6 +18,7 @@ from flowrl.checkpoint import Checkpoints, Series, checkpoint_at, read_manifest
 from flowrl.checkpoint.series import BELOW, STEP
 from flowrl.checkpoint.storage import Where
 from flowrl.configs import config_as_json, config_from_json
+from flowrl.engine.interrupts import interrupted
 from flowrl.errors import CheckpointError, add_note
 
 TRAINING = "training"  # in the manifest's "about": what is said there of the training
@@ -194,24 +195,33 @@ class Terminable(AbstractContextManager["Terminable"]):
     """Inside, SIGTERM does what Ctrl-C does, and SystemExit(143) comes out; a handler of the user's is left alone."""
 
     def __init__(self) -> None:
-        self._ours = self._came = False
+        self._before: Any = None  # the handler that ours stands in for; None where it does not
+        self._came = False
 
     def __enter__(self) -> Terminable:
-        main = threading.current_thread() is threading.main_thread()
-        self._ours = main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        if self._ours:
-            signal.signal(signal.SIGTERM, self._terminated)
+        self.take_over()
         return self
+
+    def take_over(self) -> None:
+        """Sets the handler, again where what was started meanwhile has set its own (Ray does, in Python and below)."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        found = signal.getsignal(signal.SIGTERM)
+        rays = str(getattr(found, "__module__", "")).startswith("ray.")
+        if found is signal.SIG_DFL or rays or found == self._terminated:
+            if found != self._terminated:
+                self._before = found
+            signal.signal(signal.SIGTERM, self._terminated)
 
     def _terminated(self, number: int, frame: FrameType | None) -> None:
         self._came = True
-        signal.raise_signal(signal.SIGINT)
+        interrupted(number, frame)  # not by SIGINT, which is ignored in a shell's background
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._ours:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
         if self._came and isinstance(error, KeyboardInterrupt):
             leaving = SystemExit(128 + signal.SIGTERM)
             for note in getattr(error, "__notes__", ()):

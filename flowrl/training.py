@@ -117,11 +117,12 @@ def train(
     saving = Saving(wanted, config, goal, start)
     more: dict[str, Any] = {} if start is None else {"resume": start.path, "trust_pickles": trust_pickles}
     with (
-        Terminable(),
+        Terminable() as terminable,
         records as files,
         Audience(observe, progress) as audience,
         run(flow, backend, seed=seed, **more) as running,
     ):
+        terminable.take_over()
         if files is not None:
             files.settings = _settings(config, running.seed, goal)
         return _trained(running, goal, files, audience, saving, folder)
