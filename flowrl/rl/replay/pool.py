@@ -34,7 +34,7 @@ class Pool:
         self.slots: Ints = np.full(capacity, GONE, np.int64)  # of the item at each place
         weighed = prioritized or ((times is not None or scattered) and not fifo)
         self.tree = SumTree(capacity) if weighed else None
-        self.left = None if times is None else np.zeros(capacity, np.int64)
+        self.left = None if times is None else np.full(capacity, 0)
         self._places = np.array(capacity)  # so np.remainder takes it more quickly
         self._next = 0  # fifo: no item before this number is there
         self._largest: float | None = 1.0  # None: to be found out

@@ -30,7 +30,8 @@ class SumTree:
         while counts[-1] > TOP:
             counts.append(-(-counts[-1] // FAN_OUT))
         # From the leaves up, each level of as many numbers as the next has sums of FAN_OUT.
-        self._levels = [np.zeros(FAN_OUT * count) for count in counts] + [np.zeros(counts[-1])]
+        # Filled, so that they take their memory now and other shards on this machine see it.
+        self._levels = [np.full(FAN_OUT * count, 0.0) for count in counts] + [np.full(counts[-1], 0.0)]
         self._blocks = [level.reshape(-1, FAN_OUT) for level in self._levels[:-1]]
         self._before = np.zeros(counts[-1] + 1)  # what stands left of each sum of the top level, and at last all
         self._upto = self._before[1:]  # the same, each sum included
