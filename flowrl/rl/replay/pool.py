@@ -225,8 +225,12 @@ class Pool:
 
         largest: of the masses.
         """
-        places, late = np.remainder(slots, self._places), 0
-        if not self._in_order or not len(slots) or not self._all_here(slots):
+        late = 0
+        if self._in_order and len(slots) and self._all_here(slots):
+            # The tree holds on to them. In the first lap a place has its item's number.
+            places = np.remainder(slots, self._places) if self.head > self.capacity else slots.copy()
+        else:
+            places = np.remainder(slots, self._places)
             here = np.equal(self.slots.take(places), slots) & (slots >= 0)
             late = len(slots) - int(np.count_nonzero(here))
             if late:
@@ -239,8 +243,8 @@ class Pool:
 
     def _all_here(self, slots: Ints) -> bool:
         """Whether all are among the newest, which is enough where items only go to make room."""
-        oldest = max(0, self.head - self.capacity)
-        return bool(slots.item(slots.argmin()) >= oldest and slots.item(slots.argmax()) < self.head)
+        first, last = slots.item(slots.argmin()), slots.item(slots.argmax())
+        return bool(first >= 0 and self.head - self.capacity <= first and last < self.head)
 
     def get_state(self) -> dict[str, Any]:
         """All that the next draw depends on, but for the random numbers."""

@@ -42,9 +42,13 @@ class Promise:
 
     def filled(self, share: float) -> None:
         """Says that such a share of the bytes has been filled."""
-        self._share = share
+        if share != self._share:
+            self._share = share
+            self._say()
+
+    def _say(self) -> None:
         if self._said is not None:
-            self._said[1] = int(self._said[0] * share)
+            self._said[1] = int(self._said[0] * self._share)
 
     @contextmanager
     def turn(self) -> Iterator[tuple[int, int]]:
@@ -72,7 +76,7 @@ class Promise:
                 self._begin()
         if self._said is not None:
             self._said[0] = size
-            self.filled(self._share)
+        self._say()
 
     def _begin(self) -> None:
         with tempfile.NamedTemporaryFile(prefix=f"{self._place}.", dir=_folder(), delete=False) as file:

@@ -84,8 +84,9 @@ class Table:
                 _put(ring, start, flat_rows(columns[name], batch, keep))
             if self._linked:
                 self._write_linked(batch, columns, keep, first, kept)
+            if self.head < self.capacity:
+                self._memory.filled(min(1.0, (self.head + total) / self.capacity))
             self.head += total
-            self._memory.filled(self.size / self.capacity)
         return total
 
     def _write_linked(self, batch: Batch, columns: Mapping[str, Array], keep: Any, first: int, kept: int) -> None:
