@@ -30,6 +30,8 @@ class PPOAndDQNConfig:
     "mpe2.simple_spread_v3"."""
     env_kwargs: Mapping[str, Any] | None = None
     """Keyword arguments of the environment."""
+    env_options: rl.EnvOptions = field(default_factory=rl.EnvOptions)
+    """What an environment's fault means: on_fault, env_timeout_s, crash_dir. The other options are for one agent."""
     dqn_agents: tuple[str, ...] = ("agent_2", "agent_3")
     """The agents that play the policy of DQN; all others play that of PPO."""
     num_workers: int = 2
@@ -68,7 +70,8 @@ def graph(cfg: PPOAndDQNConfig) -> Flow[Summary]:
     """Both tails behind the same rollouts."""
     workers = actors(
         rl.MultiAgentWorker, cfg.env, {"ppo": cfg.ppo.policy, "dqn": cfg.dqn.policy}, cfg.policy_of, steps=cfg.unroll,
-        num_envs=cfg.envs_per_worker, env_kwargs=cfg.env_kwargs, next_obs=True, count=cfg.num_workers, name="workers",
+        num_envs=cfg.envs_per_worker, env_kwargs=cfg.env_kwargs, env_options=cfg.env_options, next_obs=True,
+        count=cfg.num_workers, name="workers",
     )  # fmt: skip
     ppo_learner = ppo.learner_of(cfg.ppo, policy_id="ppo", name="ppo_learner")
     dqn_learner = dqn.learner_of(cfg.dqn, policy_id="dqn", name="dqn_learner")

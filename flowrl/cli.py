@@ -1,8 +1,8 @@
-"""The command line: `flowrl train ALGORITHM`, `flowrl graph ALGORITHM`, `flowrl list`.
+"""The command line: `flowrl train ALGORITHM`, `flowrl graph ALGORITHM`, `flowrl list`, `flowrl replay-crash FILE`.
 
 Exit codes: 0 solved or finished, 1 stopped by its limit without reaching --stop-return, 2 bad usage, 70 an exception
 while training (an environment's, an operator's; the traceback is printed) or a stdout that takes nothing, 130
-interrupted.
+interrupted. Of replay-crash: 0 the same fault came, 1 it did not, 2 the bundle cannot be played.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 
 SOLVED_OR_FINISHED, NOT_REACHED, BAD_USAGE, FAILED, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 70, 130, 141
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of a file or device that takes no more
-COMMANDS = ("train", "graph", "list")
+COMMANDS = ("train", "graph", "list", "replay-crash")
 USAGE = """usage: flowrl COMMAND
 
   flowrl train ALGORITHM --stop-return RETURN | --total-steps N [--env ID] [--out DIR] ...
   flowrl graph ALGORITHM [--mermaid | --svg FILE] ...
   flowrl list
+  flowrl replay-crash FILE [--allow-import]
   flowrl --version
 
 flowrl train ALGORITHM --help says all flags of an algorithm."""
@@ -118,6 +119,10 @@ def _command(args: list[str]) -> int:
             raise UsageError(f"list takes no arguments, got {' '.join(rest)}")
         print("\n".join(algorithms()))
         return SOLVED_OR_FINISHED
+    if command == "replay-crash":
+        from flowrl.crash_command import replay
+
+        return replay(rest)
     if rest and rest[0] in ("--help", "-h"):
         print(USAGE, "", *algorithms(), sep="\n")
         return SOLVED_OR_FINISHED

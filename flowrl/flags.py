@@ -14,6 +14,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from flowrl.errors import text_of
+from flowrl.failures import Raise, Restart
 
 Options = TypeVar("Options")
 
@@ -73,6 +74,9 @@ def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     """How the types that only Python can spell are spelled as words."""
     kind: Any = info.type
     if get_origin(kind) in (Union, UnionType):
+        if set(get_args(kind)) == {Raise, Restart}:
+            metavar = "raise|restart[:TIMES[:BACKOFF_S]]"
+            return PrimitiveConstructorSpec(1, metavar, fault_policy_of, _always, _fault_shown)
         rest = [part for part in get_args(kind) if part is not NoneType]
         kind = rest[0] if len(rest) == 1 else kind
     if get_origin(kind) is Mapping:
@@ -106,6 +110,28 @@ def mapping_of(words: Sequence[str]) -> dict[str, Any] | None:
         except json.JSONDecodeError:
             found[key] = {"True": True, "False": False, "None": None}.get(value, value)
     return found
+
+
+def fault_policy_of(words: Sequence[str]) -> Raise | Restart:
+    """Raise() of "raise"; Restart() of "restart", "restart:5" or "restart:5:0.5".
+
+    Raises:
+        ValueError: something else.
+    """
+    kind, *numbers = words[0].split(":")
+    try:
+        if kind == "raise" and not numbers:
+            return Raise()
+        if kind == "restart" and len(numbers) <= 2:
+            times, pause_s = [*numbers, *("3", "0.1")[len(numbers) :]]
+            return Restart(int(times), float(pause_s))
+    except ValueError as error:
+        raise ValueError(f"{words[0]}: {error}") from error
+    raise ValueError(f"expected raise, restart, restart:TIMES or restart:TIMES:BACKOFF_S, got {words[0]!r}")
+
+
+def _fault_shown(policy: Raise | Restart) -> list[str]:
+    return ["raise" if isinstance(policy, Raise) else f"restart:{policy.times}:{policy.backoff_s:g}"]
 
 
 def named(path: str) -> Any:
