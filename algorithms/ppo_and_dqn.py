@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 
 from flowrl import Flow, actors, rl
 from flowrl.algorithms import dqn, ppo
-from flowrl.algorithms.collecting import CollectingConfig
+from flowrl.algorithms.collecting import CollectingConfig, check_policies
 from flowrl.algorithms.dqn import DQNConfig
 from flowrl.algorithms.ppo import PPOConfig
 from flowrl.algorithms.replaying import replay_of
+from flowrl.failures import Ignore, Raise, Restart
 from flowrl.numbers import check_fields
 from flowrl.operators import AddAdvantages, NStep, ParallelRollouts, ReportMetrics, Summary, Union
 from flowrl.operators.training import TrainInfo
@@ -40,14 +41,19 @@ class PPOAndDQNConfig:
     """Copies of the environment that a worker steps together."""
     unroll: int = 64
     """Steps of each environment in a fragment."""
+    on_worker_failure: Restart | Ignore | Raise = Restart(3)  # noqa: RUF009  (frozen)
+    """What the death of a rollout worker's process means: it is started again, left out, or the run stops."""
     ppo: PPOConfig = field(default_factory=lambda: PPOConfig(batch_steps=1000))
-    """How PPO's policy is made and trained; batch_steps are the environment's, in each of which all its agents act."""
+    """How PPO's policy is made and trained, and what its learner's death means; batch_steps are the environment's, in
+    each of which all its agents act."""
     dqn: DQNConfig = field(default_factory=DQNConfig)
     """How DQN's policy is made and trained; samples_per_step and min_size count its agents' steps."""
 
     def __post_init__(self) -> None:
         check_fields(self, whole=("num_workers", "envs_per_worker", "unroll"))
-        shared = [entry.name for entry in dataclasses.fields(CollectingConfig) if entry.name != "policy"]
+        check_policies(self, on_worker_failure=(Restart, Ignore, Raise))
+        each = ("policy", "on_learner_failure", "snapshot_every")
+        shared = [entry.name for entry in dataclasses.fields(CollectingConfig) if entry.name not in each]
         for name, config in (("ppo", self.ppo), ("dqn", self.dqn)):
             plain = type(config)()
             for entry in shared:
@@ -80,7 +86,7 @@ def graph(cfg: PPOAndDQNConfig) -> Flow[Summary]:
         ParallelRollouts(workers)
         .for_each(AddAdvantages(cfg.ppo.discount, cfg.ppo.gae_lambda, policy="ppo"))
         .for_each(NStep(cfg.dqn.n_step, cfg.dqn.discount, policy="dqn"))
-        .gather_async()
+        .gather_async(on_failure=cfg.on_worker_failure)
         .by_policy("ppo", "dqn")
     )
     trained: Flow[TrainInfo] = Union(
