@@ -10,7 +10,7 @@ from flowrl.algorithms.collecting import CollectingConfig, kept, workers_of
 from flowrl.numbers import check_fields, check_whole
 from flowrl.operators import ConcatBatches, MixInReplay, ParallelRollouts, SendWeights, TrainOneStep
 from flowrl.operators.training import TrainInfo
-from flowrl.rl.schedules import Rate, check_rate
+from flowrl.rl.schedules import Linear, Rate, check_rate
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,9 @@ class AsynchronousConfig(CollectingConfig):
     """Sequences of `unroll` steps in an update; None: the whole batch is one."""
     microbatch: int | None = None
     """Sequences that go through the network at once; the gradient is accumulated and stays the same."""
-    learning_rate: Rate = 2e-3
-    """Adam's step size: a number, or a schedule over environment steps such as Linear(2e-3, 0, 500_000)."""
+    learning_rate: Rate = Linear(2e-3, 2e-4, 500_000)
+    """Adam's step size: a number, or a schedule over environment steps. Where it never falls, a policy that had solved
+    the task is lost again sooner or later."""
     discount: float = 0.99
     """γ, of future rewards."""
     vtrace_lambda: float = 1.0

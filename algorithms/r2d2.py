@@ -30,7 +30,7 @@ class R2D2Config(DistributedConfig):
     capacity: int = 100_000
     """Rows that a shard keeps."""
     sequence: int = 16
-    """Steps of a replayed sequence, its burn-in among them."""
+    """Steps of a replayed sequence, its burn-in among them; it ends with its fragment, so `unroll` at the most."""
     period: int = 8
     """Steps from the beginning of one sequence to that of the next."""
     burn_in: int = 4

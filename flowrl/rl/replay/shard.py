@@ -50,7 +50,8 @@ class ReplayShard:
         seed: of its draws (a SeedSequence is taken as this shard's own stream, an integer is combined with `index`).
 
     Observations of 64 bytes or more are stored once: as `obs`, as the `next_obs` of earlier rows, and in the stacks
-    that follow. The first batch says columns, dtypes and row shapes; MemoryError if the full shard would not fit.
+    that follow. The first batch says columns, dtypes and row shapes; MemoryError if the full shard would not fit beside
+    what other shards on the machine have yet to fill.
 
     Raises:
         ValueError: a number is out of range, or two arguments do not go together; names them.
@@ -107,8 +108,10 @@ class ReplayShard:
         self._items = Items(Cutter(sequence, period or sequence or 1, self._capacity)) if joined else None
         # Sequences need not go in the order in which they came: of so many places one is free when its turn comes.
         places = self._capacity * (2 if joined else 1)
-        Memory().check({"the items' numbers": Pool.size(places)})
+        numbers = Memory()
+        numbers.promise({"the items' numbers": Pool.size(places)})
         self._pool = Pool(places, prioritized=prioritized, fifo=fifo, times=times, scattered=joined)
+        numbers.filled(1.0)
         memory = Memory(memory_map, f"replay-{index}")
         self._table = Table(self._capacity, memory, frame_stack=frame_stack, alone=count == 1)
 
@@ -149,7 +152,8 @@ class ReplayShard:
 
         Raises:
             ValueError: other columns than before, or priorities that are not finite or of another shape.
-            MemoryError: the first batch shows that the full shard would need more memory than is free.
+            MemoryError: the first batch shows that the full shard would need more memory than is free, or than other
+                shards on this machine leave of it when they are full.
         """
         return self._added(batch, priorities, stream)[0]
 
