@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowrl import ActorGroup, Aggregator, Batch, Flow, actors
-from flowrl.algorithms.collecting import CollectingConfig, workers_of
+from flowrl.algorithms.collecting import CollectingConfig, kept, workers_of
 from flowrl.numbers import check_fields, check_whole
 from flowrl.operators import ConcatBatches, MixInReplay, ParallelRollouts, SendWeights, TrainOneStep
 from flowrl.operators.training import TrainInfo
@@ -99,7 +99,7 @@ def fragments_of(cfg: AsynchronousConfig) -> Flow[Batch]:
     if cfg.aggregators:
         aggregators = actors(Aggregator, count=cfg.aggregators, name="aggregators")
         fragments = fragments.aggregate(aggregators, fan_in=cfg.fan_in)
-    return fragments.gather_async(num_async=cfg.num_async)
+    return fragments.gather_async(num_async=cfg.num_async, on_failure=cfg.on_worker_failure)
 
 
 def trained_on(fragments: Flow[Batch], cfg: AsynchronousConfig, learner: ActorGroup[Any]) -> Flow[TrainInfo]:
@@ -109,6 +109,6 @@ def trained_on(fragments: Flow[Batch], cfg: AsynchronousConfig, learner: ActorGr
         fragments = fragments.for_each(MixInReplay(cfg.replay_slots, cfg.replay_proportion))
     train = TrainOneStep(
         learner, epochs=cfg.epochs, minibatch=cfg.minibatch, microbatch=cfg.microbatch, in_flight=cfg.in_flight,
-        max_policy_lag=cfg.max_policy_lag,
+        max_policy_lag=cfg.max_policy_lag, **kept(cfg),
     )  # fmt: skip
     return fragments.for_each(ConcatBatches(min_steps=cfg.batch_steps)).for_each(train)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowrl import ActorGroup, Batch, Flow, actor, rl
-from flowrl.algorithms.collecting import CollectingConfig, evaluated, workers_of
+from flowrl.algorithms.collecting import CollectingConfig, evaluated, kept, workers_of
 from flowrl.numbers import check_fields
 from flowrl.operators import (
     AddAdvantages,
@@ -82,7 +82,11 @@ def graph(cfg: PPOConfig) -> Flow[Summary]:
     """PPO with a clipped surrogate (arXiv:1707.06347)."""
     workers = workers_of(cfg, normalize_rewards=cfg.discount if cfg.normalize_rewards else None)
     learner = learner_of(cfg)
-    rollouts = ParallelRollouts(workers).for_each(AddAdvantages(cfg.discount, cfg.gae_lambda)).gather_sync()
+    rollouts = (
+        ParallelRollouts(workers)
+        .for_each(AddAdvantages(cfg.discount, cfg.gae_lambda))
+        .gather_sync(on_failure=cfg.on_worker_failure)
+    )
     trained = rollouts.through(learn(cfg, learner, workers))
     if cfg.normalize_rewards:
         trained = trained.for_each(ShareRewardMoments(workers))
@@ -104,6 +108,8 @@ def learn(
     """The part that a mix reuses: from rollouts to weights sent."""
     return lambda rollouts: (
         rollouts.for_each(ConcatBatches(min_steps=cfg.batch_steps))
-        .for_each(TrainOneStep(learner, epochs=cfg.epochs, minibatch=cfg.minibatch, microbatch=cfg.microbatch))
+        .for_each(
+            TrainOneStep(learner, epochs=cfg.epochs, minibatch=cfg.minibatch, microbatch=cfg.microbatch, **kept(cfg))
+        )
         .for_each(SendWeights(learner, to=workers))
     )

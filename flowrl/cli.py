@@ -1,8 +1,8 @@
-"""The command line: `flowrl train ALGORITHM`, `resume DIR`, `eval DIR`, `graph ALGORITHM`, `list`.
+"""The command line: `flowrl train ALGORITHM`, `resume DIR`, `eval DIR`, `graph ALGORITHM`, `list`, `replay-crash FILE`.
 
 Exit codes: 0 solved or finished, 1 stopped by its limit without reaching --stop-return, 2 bad usage, 70 an exception
 while training (an environment's, an operator's; the traceback is printed) or a stdout that takes nothing, 130
-interrupted, 143 terminated.
+interrupted, 143 terminated. Of replay-crash: 0 the same fault came, 1 it did not, 2 the bundle cannot be played.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["BAD_USAGE", "FAILED", "INTERRUPTED", "NOT_REACHED", "SOLVED_OR_FINISHED", "algorithms", "main"]
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of a file or device that takes no more
-COMMANDS = ("train", "resume", "eval", "graph", "list")
+COMMANDS = ("train", "resume", "eval", "graph", "list", "replay-crash")
 USAGE = """usage: flowrl COMMAND
 
   flowrl train ALGORITHM --stop-return RETURN | --total-steps N [--env ID] [--out DIR] ...
@@ -52,6 +52,7 @@ USAGE = """usage: flowrl COMMAND
   flowrl eval DIR [--episodes N] ...
   flowrl graph ALGORITHM [--mermaid | --svg FILE] ...
   flowrl list
+  flowrl replay-crash FILE [--allow-import]
   flowrl --version
 
 flowrl train ALGORITHM --help says all flags of an algorithm."""
@@ -132,6 +133,10 @@ def _command(args: list[str]) -> int:
 
         _find_modules_here()
         return resume(rest) if command == "resume" else evaluate(rest)
+    if command == "replay-crash":
+        from flowrl.crash_command import replay
+
+        return replay(rest)
     if rest and rest[0] in ("--help", "-h"):
         print(USAGE, "", *algorithms(), sep="\n")
         return SOLVED_OR_FINISHED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
@@ -14,6 +15,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from flowrl.errors import text_of
+from flowrl.failures import FailurePolicy, Ignore, Raise, Restart
 
 Options = TypeVar("Options")
 
@@ -128,6 +130,10 @@ def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     """How the types that only Python can spell are spelled as words."""
     kind: Any = info.type
     if get_origin(kind) in (Union, UnionType):
+        if kinds := [part for part in (Restart, Ignore, Raise) if part in get_args(kind)]:
+            words = [part.__name__.lower() + ("[:TIMES[:BACKOFF_S]]" if part is Restart else "") for part in kinds]
+            read = partial(fault_policy_of, kinds=tuple(kinds))
+            return PrimitiveConstructorSpec(1, "|".join(words), read, _always, _fault_shown)
         rest = [part for part in get_args(kind) if part is not NoneType]
         kind = rest[0] if len(rest) == 1 else kind
     if get_origin(kind) is Mapping:
@@ -161,6 +167,32 @@ def mapping_of(words: Sequence[str]) -> dict[str, Any] | None:
         except json.JSONDecodeError:
             found[key] = {"True": True, "False": False, "None": None}.get(value, value)
     return found
+
+
+def fault_policy_of(words: Sequence[str], kinds: tuple[type, ...] = (Restart, Ignore, Raise)) -> FailurePolicy:
+    """Raise() of "raise", Ignore() of "ignore", Restart() of "restart", "restart:5" or "restart:5:0.5", if of `kinds`.
+
+    Raises:
+        ValueError: something else.
+    """
+    kind, *numbers = words[0].split(":")
+    try:
+        for plain in (Raise, Ignore):
+            if kind == plain.__name__.lower() and plain in kinds and not numbers:
+                return plain()
+        if kind == "restart" and len(numbers) <= 2:
+            times, pause_s = [*numbers, *("3", "0.1")[len(numbers) :]]
+            return Restart(int(times), float(pause_s))
+    except ValueError as error:
+        raise ValueError(f"{words[0]}: {error}") from error
+    others = ", ".join(plain.__name__.lower() for plain in (Ignore, Raise) if plain in kinds)
+    raise ValueError(f"expected restart, restart:TIMES, restart:TIMES:BACKOFF_S, {others}, got {words[0]!r}")
+
+
+def _fault_shown(policy: FailurePolicy) -> list[str]:
+    if isinstance(policy, Restart):
+        return [f"restart:{policy.times}:{policy.backoff_s:g}"]
+    return [type(policy).__name__.lower()]
 
 
 def named(path: str) -> Any:

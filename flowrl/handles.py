@@ -17,7 +17,12 @@ T = TypeVar("T")
 U = TypeVar("U")
 P = ParamSpec("P")
 
-GIVEN = ("index", "count", "seed")  # constructor parameters that the engine fills in where they are left open
+GIVEN = (
+    "index",
+    "count",
+    "seed",
+    "incarnation",
+)  # constructor parameters that the engine fills in where they are left open
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +49,7 @@ class ActorGroup(Generic[A]):
         return made
 
     def open_parameters(self) -> tuple[str, ...]:
-        """Which of index, count and seed the constructor takes and the description leaves open."""
+        """Which of index, count, seed and incarnation the constructor takes and the description leaves open."""
         try:
             signature = inspect.signature(self.cls)
         except (TypeError, ValueError):

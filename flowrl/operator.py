@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, T
 from flowrl.metrics import Recorder
 
 if TYPE_CHECKING:
+    from flowrl.failures import FailurePolicy
     from flowrl.handles import ActorGroup, ActorHandle, Pending
     from flowrl.ref import Info, Ref
 
@@ -160,6 +161,18 @@ class Operator(Generic[In, Out]):
         vars(self).update(state)
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A group of actors, what their death means, and after how many answers a lone one's state is kept again.
+
+    A lone actor has `get_state()`, and `resume(state, at_least)`, which takes a state over after a death.
+    """
+
+    group: ActorGroup[Any]
+    on_failure: FailurePolicy
+    every: int
+
+
 @dataclass
 class AskOperator(Operator[In, Out]):
     """A node that makes one actor call an item. At most `in_flight` calls are out; results keep the order.
@@ -178,6 +191,11 @@ class AskOperator(Operator[In, Out]):
     def outlives_losses(self) -> bool:
         """Whether an item whose call was lost is left out, where the failure policy of the dead actor goes on."""
         return False
+
+    @property
+    def kept(self) -> Kept | None:
+        """The group that it asks, where its actors are to outlive their deaths; None leaves a death to end the run."""
+        return None
 
     def ask(self, value: Ref[Any], ctx: Context) -> Pending[Any] | None:
         """The call for one item; None drops it, which the operator counts (`ctx.metrics`)."""

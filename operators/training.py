@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flowrl.batch import Batch
+from flowrl.failures import FailurePolicy, Ignore, Raise, Restart
 from flowrl.handles import ActorGroup, ActorHandle, Pending
 from flowrl.numbers import check_fields, check_whole
-from flowrl.operator import AskOperator, Context
+from flowrl.operator import AskOperator, Context, Kept
 from flowrl.operators.in_step import TrainingGroup
 from flowrl.operators.staleness import Age, Staleness, Told
 from flowrl.ref import Info, Ref
 
+SNAPSHOT_EVERY = 10  # calls of a learner between two snapshots of its state
 PEER_TIMEOUT_S = 120.0  # how long learners in step wait for one another
 
 
@@ -70,6 +72,13 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
     training, and sample_reuse, both over the newest 100 trainings; dropped_steps and dropped_items, where
     `max_policy_lag` is set.
 
+    on_failure: what the death of a learner means. Raise(), which None stands for, stops the run. Restart(n) starts a
+        lone learner again, from a snapshot of its state (weights, optimizer, targets), up to n times in a row; the
+        batches that it had are lost (`steps_lost`), and run.stats() warns of the updates that are. Of several learners
+        a new one takes over the state of the others; Ignore() goes on without it.
+    snapshot_every: a lone learner's state is kept in the object store after so many calls (None: 10); it goes on from
+        one that is that old at most, and by those calls that were out. Only with on_failure=Restart(n).
+
     max_policy_lag: no row is trained on whose weights are more than so many versions behind those that its training
         begins with; fragments that are older, calls that are out counted in, are dropped from the batch and counted
         before the learner is asked, and a batch of which nothing is left is not trained on. None trains on everything.
@@ -82,6 +91,8 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
     in_flight: int = 1
     peer_timeout_s: float | None = None
     max_policy_lag: int | None = None
+    on_failure: FailurePolicy | None = None
+    snapshot_every: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("epochs", "in_flight", "minibatch", "microbatch"):
@@ -94,11 +105,16 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
             check_fields(self, positive=("peer_timeout_s",))
         if self.max_policy_lag is not None:
             check_whole("max_policy_lag", self.max_policy_lag, at_least=0)
+        check_keeping("TrainOneStep", self.learner, self.on_failure, self.snapshot_every)
 
     @property
     def outlives_losses(self) -> bool:
-        """A group of learners goes on without the batch in which one was lost."""
-        return self.learner.count > 1
+        """A group of learners, and a learner that is started again, go on without the batch in which one was lost."""
+        return self.learner.count > 1 or isinstance(self.on_failure, Restart)
+
+    @property
+    def kept(self) -> Kept | None:
+        return kept_of(self.learner, self.on_failure, self.snapshot_every)
 
     def open(self) -> None:
         self._group = TrainingGroup(PEER_TIMEOUT_S if self.peer_timeout_s is None else self.peer_timeout_s)
@@ -174,6 +190,38 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
             ctx.metrics.add("dropped_steps", dropped)
             ctx.metrics.add("dropped_items", len(value.part_infos) - (0 if given is None else len(given.part_infos)))
         return given
+
+
+def check_keeping(
+    node: str, learner: ActorGroup[Any], on_failure: FailurePolicy | None, snapshot_every: int | None
+) -> None:
+    """Nothing, if a group of learners can be kept so.
+
+    Raises:
+        ValueError: a policy that is none, Ignore() for a lone learner, a class without `resume`, or a number below 1.
+    """
+    if snapshot_every is not None:
+        check_whole("snapshot_every", snapshot_every)
+        if not isinstance(on_failure, Restart):
+            raise ValueError(
+                f"{node}: snapshot_every={snapshot_every} is for on_failure=Restart(n), got {on_failure!r}"
+            )
+    if on_failure is not None and not isinstance(on_failure, FailurePolicy):
+        raise ValueError(f"{node}: on_failure must be Restart(...), Ignore() or Raise(), got {on_failure!r}")
+    if learner.count == 1 and isinstance(on_failure, Ignore):
+        raise ValueError(f"{node}: on_failure=Ignore() has nobody to go on with, {learner.name!r} is one actor")
+    cls = learner.actor_class
+    if learner.count == 1 and isinstance(on_failure, Restart) and not callable(getattr(cls, "resume", None)):
+        raise ValueError(f"{node}: {cls.__name__} has no resume(state, at_least), so Restart has nothing to go on from")
+
+
+def kept_of(learner: ActorGroup[Any], on_failure: FailurePolicy | None, every: int | None) -> Kept | None:
+    """How the learners are kept; None where a death ends the run, or a flow that they are sources of has a say."""
+    return (
+        None
+        if on_failure is None or isinstance(on_failure, Raise)
+        else Kept(learner, on_failure, every or SNAPSHOT_EVERY)
+    )
 
 
 def check_one_learner(node: str, learner: ActorGroup[Any]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import flowrl
-from flowrl import cli, console
+from flowrl import Raise, Restart, cli, console
 from flowrl.algorithms import CONFIGS, PPOConfig
 from flowrl.cli import BAD_USAGE, FAILED, INTERRUPTED, NOT_REACHED, SOLVED_OR_FINISHED, main
 from flowrl.flags import GraphOptions, TrainOptions, mapping_of, named, parse
@@ -482,3 +482,18 @@ def test_the_script_is_installed_under_its_name() -> None:
     done = subprocess.run([script, "nope"], capture_output=True, text=True, check=False, timeout=60, env={**os.environ})
     assert done.returncode == BAD_USAGE
     assert done.stderr.startswith("flowrl: unknown command 'nope'")
+
+
+@pytest.mark.parametrize(
+    ("word", "policy"),
+    [("raise", Raise()), ("restart", Restart()), ("restart:5", Restart(5)), ("restart:5:0.5", Restart(5, 0.5))],
+)
+def test_what_a_fault_means_is_one_word(word: str, policy: Raise | Restart) -> None:
+    config, _ = parse(PPOConfig, GraphOptions, ["--env-options.on-fault", word], "flowrl", "")
+    assert config.env_options.on_fault == policy
+
+
+@pytest.mark.parametrize("word", ["ignore", "restart:0", "restart:x", "raise:3", "restart:1:2:3"])
+def test_another_word_is_refused(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["graph", "ppo", "--env-options.on-fault", word]) == 2
+    assert word in capsys.readouterr().err

@@ -19,6 +19,7 @@ from flowrl.engine.cursors import ApplyCursor, Cursor, IterateCursor, TakeCursor
 from flowrl.engine.failure import InNode
 from flowrl.engine.gathers import AsyncGatherCursor, GatherCursor, ShardFeed, SyncGatherCursor
 from flowrl.engine.host import Start
+from flowrl.engine.kept import Keeper
 from flowrl.engine.limiter import Limiter
 from flowrl.engine.pickling import Handed, copied, own_copy, pickled
 from flowrl.engine.replay import ReplayCursor, StoreCursor
@@ -26,6 +27,7 @@ from flowrl.engine.served import ServedAsyncGatherCursor, ServedSyncGatherCursor
 from flowrl.engine.shard import Pipeline
 from flowrl.engine.stage import Stage
 from flowrl.engine.stats import Accounts
+from flowrl.engine.stragglers import TimedSyncGatherCursor
 from flowrl.engine.view import NodeView
 from flowrl.errors import GraphError
 from flowrl.handles import ActorGroup, Apart
@@ -121,7 +123,9 @@ class _Builder:
             if group is not None:
                 return StoreCursor(name, engine, above[0], stage, self._limiter(node, group))
             if isinstance(stage.op, AskOperator):
-                return AskCursor(name, engine, above[0], stage)
+                cursor = AskCursor(name, engine, above[0], stage)
+                cursor.keeper = self._keeper(node, stage.op)
+                return cursor
             return ApplyCursor(name, engine, above[0], stage, node.where)
         if isinstance(node, graph.Take):
             return TakeCursor(name, engine, above[0], node.n)
@@ -132,6 +136,13 @@ class _Builder:
             return BranchCursor(name, engine, above[0])
         assert isinstance(node, graph.Unite), node
         return UnionCursor(name, engine, above, node.mode, node.weights, node.emit)
+
+    def _keeper(self, node: graph.Node, op: AskOperator[Any, Any]) -> Keeper | None:
+        kept = op.kept
+        if kept is None:
+            return None
+        states = self.engine.states[graph.full_name(node, kept.group, self.groups)]
+        return Keeper(self.engine, self.names[node], states, kept)
 
     def _context(self, node: graph.Node) -> Context:
         return Context(self.names[node], NodeView(self.engine, self.names[node], node.prefix))
@@ -170,6 +181,8 @@ class _Builder:
                 servers |= {feed: at[place % len(at)] for place, feed in enumerate(own)}
         if servers:
             return self._served(node, feeds, servers)
+        if node.patience is not None:
+            return TimedSyncGatherCursor(name, engine, feeds, node.on_failure, node.patience)
         if node.mode == "sync":
             return SyncGatherCursor(name, engine, feeds, node.on_failure)
         return AsyncGatherCursor(name, engine, feeds, node.on_failure, node.num_async)
@@ -241,6 +254,7 @@ def _start_body(engine: Engine, name: str, group: ActorGroup[Any], pipelines: Ma
             "index": state.index,
             "count": group.count,
             "seed": engine.seed_of(name, state.index, state.incarnation),
+            "incarnation": state.incarnation,
         }
         at = state.index if differ > 1 else 0
         made = Handed(copied(starts[at], f"group {name!r}")) if in_process else packed[at]

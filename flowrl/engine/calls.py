@@ -275,8 +275,8 @@ class Calls:
         return self._take(ready)
 
     def sweep(self) -> None:
-        """Takes in the answers to tells that are there already, without waiting."""
-        told = [sent for sent, call in list(self.pending.items()) if call.kind == "tell"]
+        """Takes in the answers to tells and snapshots that are there already, without waiting."""
+        told = [sent for sent, call in list(self.pending.items()) if call.kind in ("tell", "snapshot")]
         if told:
             self._take(self.backend.poll(told, 0.0))
 

@@ -10,11 +10,13 @@ import numpy as np
 from flowrl.errors import add_note
 from flowrl.metrics import Listed, Sum
 from flowrl.rl.agents_env import AgentsEnv, Moment
-from flowrl.rl.checked import ObsCheck
+from flowrl.rl.checked import NotFinite, ObsCheck
 from flowrl.rl.episodes import Casting, Episode, Play
 from flowrl.rl.evaluation import Evaluation
+from flowrl.rl.located import Call, Fault, Kind
 from flowrl.rl.roles import Role, Row, Scripted
 from flowrl.rl.vector import child
+from flowrl.rl.watchdog import Watchdog
 
 
 class AgentsRollout:
@@ -22,7 +24,8 @@ class AgentsRollout:
 
     stream: seeds of the episodes. first, stride: environment i's episode k is number (k N + i) stride + first of all.
     ended: the episodes that have ended; whoever reads them empties it. plays: those under way, one an environment.
-    late: rewards, so far untold, of agents whose last transition was given out before.
+    late: rewards, so far untold, of agents whose last transition was given out before. fault: the last of an
+    environment, with the episode `faulty` that it was in, if any. at: the environment that steps or resets now.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class AgentsRollout:
         stride: int = 1,
         reward_clip: float | None = None,
         deterministic: bool = False,
+        watchdog: Watchdog | None = None,
     ):
         self.envs, self.roles, self.ended = list(envs), roles, list[Play]()
         self._casting, self._scripted, self._rng, self._stream = casting, scripted, rng, stream
@@ -48,6 +52,10 @@ class AgentsRollout:
         self.plays: list[Play] = []
         self.late = 0
         self.begun = [0] * len(self.envs)  # episodes, by environment
+        self.fault: Fault | None = None
+        self.faulty: Play | None = None
+        self.at = 0
+        self._watchdog = watchdog
 
     def take_up(self, plays: list[Play], late: int) -> None:
         """Goes on with the episodes of another rollout, in these environments."""
@@ -79,10 +87,30 @@ class AgentsRollout:
         self.begun[i] += 1
         stream = child(self._stream, i, number)
         index = (number * len(self.envs) + i) * self._stride + self._first
-        moment = self.envs[i].reset(int(stream.generate_state(1)[0] >> 1))
-        play = Play(Episode(index, np.random.default_rng(child(stream, 0))), {}, {})
+        seed = int(stream.generate_state(1)[0] >> 1)
+        play = Play(Episode(index, np.random.default_rng(child(stream, 0))), {}, {}, seed=seed)
+        moment = self._called(i, play, "reset", seed)
         self._take_in(i, play, moment)
         return play
+
+    def _called(self, i: int, play: Play, call: Call, given: Any) -> Moment:
+        """What an environment gives; its error is its fault."""
+        env, self.at, self.faulty = self.envs[i], i, play
+        act = env.reset if call == "reset" else env.step
+        try:
+            if self._watchdog is None:
+                return act(given)
+            with self._watchdog.watching(call, self._name):
+                return act(given)
+        except Exception as error:
+            if call == "reset":
+                add_note(error, f"in reset of environment {i}, episode {play.episode.index}")
+            self._blame(error, "error", call, i, play)
+            raise
+
+    def _blame(self, error: Exception, kind: Kind, call: Call, i: int, play: Play | None = None) -> None:
+        self.faulty = self._plays[i] if play is None else play
+        self.fault = Fault(error, kind, call, i, self.faulty.seed)
 
     def _step(self) -> None:
         actions: list[dict[Any, Any]] = [{} for _ in self.envs]
@@ -97,13 +125,18 @@ class AgentsRollout:
                 else:
                     asked.setdefault(policy, []).append(play.pending[agent])
         for policy, rows in asked.items():
-            given = self.roles[policy].act(rows, self._rng, deterministic=self._deterministic)
+            try:
+                given = self.roles[policy].act(rows, self._rng, deterministic=self._deterministic)
+            except NotFinite as error:  # what the policy was given
+                self._blame(error, "not_finite", "step", error.env)
+                raise
             for row, action in zip(rows, given, strict=True):
                 actions[row.slot[0]][row.slot[1]] = action
         for i, play in enumerate(self.plays):
             play.steps += 1
+            play.played.append(actions[i])
             try:
-                moment = self.envs[i].step(actions[i])
+                moment = self._called(i, play, "step", actions[i])
                 self._take_in(i, play, moment)
             except Exception as error:
                 add_note(error, f"in environment {i}, episode {play.episode.index}, at its step {play.steps}")
@@ -116,7 +149,9 @@ class AgentsRollout:
         """What an environment gave becomes rewards, ends and beginnings of transitions."""
         for agent, reward in moment.rewards.items():
             if not np.isfinite(reward):
-                raise FloatingPointError(f"environment {i} gave agent {agent!r} the reward {reward}")
+                error = NotFinite.of(i, None, f"environment {i} gave agent {agent!r} the reward {reward}")
+                self._blame(error, "not_finite", "step", i, play)
+                raise error
             play.returns[agent] = play.returns.get(agent, 0.0) + reward
             row = play.pending.get(agent)
             if row is None and agent not in moment.acting:
@@ -137,7 +172,7 @@ class AgentsRollout:
         for agent, obs in moment.acting.items():
             if agent not in play.policies:
                 play.policies[agent] = self._casting.policy(agent, play.episode, self.envs[i])
-            self._check(agent, obs, i)
+            self._check(agent, obs, i, play)
             before = play.pending.pop(agent, None)
             if before is not None:
                 self._finish(play, agent, before, obs, moment, final=False)
@@ -159,7 +194,7 @@ class AgentsRollout:
     def _finish(self, play: Play, agent: Any, row: Row, obs: Any, moment: Moment, *, final: bool) -> None:
         role = self.roles[play.policies[agent]]
         if obs is not None and final:
-            self._check(agent, obs, row.slot[0])
+            self._check(agent, obs, row.slot[0], play)
         row.next_obs = role.final(row, obs)
         where = f"{self._name} (agent {agent!r})"
         row.next_mask = None if obs is None else role.mask_of(obs, moment.infos.get(agent), where, final=final)
@@ -168,14 +203,16 @@ class AgentsRollout:
         role.rows.append(row)
         play.last[agent] = row
 
-    def _check(self, agent: Any, obs: Any, i: int) -> None:
+    def _check(self, agent: Any, obs: Any, i: int, play: Play) -> None:
         check = self._checks.get(agent)
         if check is None:
             check = self._checks[agent] = ObsCheck(self._casting.of_agent(agent).observation)
         try:
             check(obs)
         except ValueError as error:
-            raise ValueError(f"environment {i}, agent {agent!r}: {error}") from None
+            told = ValueError(f"environment {i}, agent {agent!r}: {error}")
+            self._blame(told, "error", "step" if play.steps else "reset", i, play)
+            raise told from None
 
     def metrics(self) -> dict[Any, Any]:
         """Of the episodes that have ended: of all agents together, and of each policy's agents."""

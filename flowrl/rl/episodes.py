@@ -32,7 +32,7 @@ class Play:
 
     policies: by agent that has acted, its policy. pending: the transitions that have begun and not ended. last: each
     agent's newest finished one. early: rewards of agents who have not acted since. returns, lengths: raw rewards and
-    actions so far, by agent.
+    actions so far, by agent. seed: of its reset. played: the actions so far, by agent.
     """
 
     episode: Episode
@@ -45,6 +45,8 @@ class Play:
     returns: dict[Any, float] = field(default_factory=dict)
     lengths: dict[Any, int] = field(default_factory=dict)
     steps: int = 0
+    seed: int = 0
+    played: list[dict[Any, Any]] = field(default_factory=list)
 
 
 class Casting:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from flowrl.metrics import Sum
 from flowrl.ref import Answer
 from flowrl.rl.descent import Descent
 from flowrl.rl.plain_policy import policy_as_plain
@@ -154,6 +155,17 @@ class InTraining:
         self._descent.set_state(state["optimizers"], {group: span.stop - span.start for group, span in spans.items()})
         self._rng.bit_generator.state = state["generator"]
         self._updates, self._version = int(state["updates"]), int(state["version"])
+
+    def resume(self, state: Mapping[str, Any], at_least: int) -> Answer[None]:
+        """Goes on from a state of its predecessor's, which died, and publishes the weights, one version up.
+
+        at_least: the newest version that the predecessor published: versions never go back. Metrics: restored, and
+        updates_lost, the versions between the state's and that.
+        """
+        self.set_state(state)
+        lost = max(at_least - self._version, 0)
+        self._version = max(at_least, self._version) + 1
+        return self._answer({"restored": Sum(1), "updates_lost": Sum(lost)})
 
     def _answer(self, metrics: Mapping[str, Any], payload: Any = None) -> Answer[Any]:
         keyed = {(self.policy_id, name): value for name, value in metrics.items()}

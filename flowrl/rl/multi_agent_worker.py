@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.batch import MultiAgentBatch
+from flowrl.batch import Batch, MultiAgentBatch
 from flowrl.errors import add_note
 from flowrl.ref import Answer
 from flowrl.rl.agents_env import AgentsEnv
+from flowrl.rl.agents_faults import AgentsFaults, check_agents_options, close_all
 from flowrl.rl.agents_rollout import AgentsRollout, evaluation_of
 from flowrl.rl.envs import EnvSource, describe, make_agents_env
 from flowrl.rl.episodes import Casting, PolicyOf
@@ -21,6 +23,8 @@ from flowrl.rl.playstate import freeze_plays, thaw_plays
 from flowrl.rl.roles import Role, Scripted
 from flowrl.rl.spec import PolicySpec, Spaces
 from flowrl.rl.vector import child
+from flowrl.rl.watchdog import Watchdog
+from flowrl.rl.wrappers import EnvOptions
 
 ENVS, ACTIONS, WEIGHTS, EPISODES = range(4)  # the worker's streams of random numbers, below its seed
 
@@ -38,6 +42,8 @@ class MultiAgentWorker:
         steps: vector steps of a fragment.
         num_envs: copies of the environment.
         env_kwargs: keyword arguments of the environment.
+        env_options: of `EnvOptions` what concerns faults: on_fault, env_timeout_s (of actors in processes of their
+            own), crash_dir.
         reward_clip: rewards of transitions are clipped to ± this for training.
         next_obs: whether batches have the column `next_obs`.
         index, count, seed: as RolloutWorker's; the engine gives them.
@@ -59,6 +65,7 @@ class MultiAgentWorker:
         steps: int = 128,
         num_envs: int = 1,
         env_kwargs: Mapping[str, Any] | None = None,
+        env_options: EnvOptions = EnvOptions(),  # noqa: B008  (frozen)
         reward_clip: float | None = None,
         next_obs: bool = False,
         index: int = 0,
@@ -81,7 +88,11 @@ class MultiAgentWorker:
         self._stream = (
             seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed, spawn_key=(index,))
         )
-        envs = [self._make_env(child(self._stream, ENVS, i), i) for i in range(num_envs)]
+        check_agents_options(env_options)
+        timeout_s = env_options.env_timeout_s
+        self._watchdog = None if timeout_s is None else Watchdog(timeout_s)
+        self._faults = AgentsFaults(env, env_kwargs, env_options, index, count, num_envs, child(self._stream, ENVS))
+        envs = [self._faults.made(lambda i=i: self._make_env(child(self._stream, ENVS, i), i)) for i in range(num_envs)]  # type: ignore[misc]
         self._casting = Casting(tuple(policies), policy_of, envs[0], self._name)
         spaces = self._casting.spaces
         self._scripted = {name: spec for name, spec in policies.items() if isinstance(spec, Scripted)}
@@ -95,8 +106,10 @@ class MultiAgentWorker:
         self._rng = np.random.default_rng(child(self._stream, ACTIONS))
         self._rollout = AgentsRollout(
             envs, self._casting, self._roles, self._scripted, self._rng, child(self._stream, EPISODES),
-            name=self._name, first=index, stride=count, reward_clip=reward_clip,
+            name=self._name, first=index, stride=count, reward_clip=reward_clip, watchdog=self._watchdog,
         )  # fmt: skip
+        if self._watchdog is not None:
+            self._watchdog.before = lambda call: self._faults.hangs(self._rollout, call)
 
     def _make_env(self, seeds: np.random.SeedSequence, i: int) -> AgentsEnv:
         return make_agents_env(self._env, self._env_kwargs, worker_index=self._index, num_workers=self._count,
@@ -114,28 +127,50 @@ class MultiAgentWorker:
 
         Raises:
             FloatingPointError: a reward, an observation or a policy's output is not finite.
-            Whatever the environment raises, with a note where. The next sample then begins new episodes.
+            Whatever the environment raises, with a note where. The next sample then begins new episodes. With
+            `EnvOptions(on_fault=Restart(n))` as RolloutWorker.sample says.
         """
+        rollout = self._rollout
+        while (batches := self._batches()) is None:
+            pass
+        self._steps_taken += self._steps
+        for role in self._roles.values():
+            role.rows.clear()  # of policies whose experience nobody wants
+        metrics, rollout.ended = rollout.metrics(), []
+        if self._faults.in_a_row:
+            metrics |= self._faults.outlived()
+        made = {name: batch for name, batch in batches.items() if batch is not None}
+        version = min((self._roles[name].version for name in self._collected), default=None)
+        return Answer(MultiAgentBatch(made, env_steps=self._steps * self._num_envs), metrics, version)
+
+    def _batches(self) -> dict[str, Batch | None] | None:
+        """The batches of a fragment; None where an environment's fault has cost it, which is outlived."""
         rollout, taken = self._rollout, 0
         try:
             for taken in range(self._steps):  # noqa: B007  # how far it came
                 rollout.step()
-            batches = {name: self._roles[name].batch(self._steps, next_obs=self._next_obs) for name in self._collected}
+            return {name: self._roles[name].batch(self._steps, next_obs=self._next_obs) for name in self._collected}
         except BaseException as error:
+            fault = rollout.fault if rollout.fault is not None and rollout.fault.error is error else None
+            if fault is not None:
+                self._faults.tell(fault, rollout.faulty)
             rollout.forget()
             add_note(
                 error,
                 f"in worker {self._index} of {self._count}, environment {self._name} (one of its {self._num_envs}), "
                 f"after {self._steps_taken + taken} vector steps",
             )
-            raise
-        self._steps_taken += self._steps
-        for role in self._roles.values():
-            role.rows.clear()  # of policies whose experience nobody wants
-        metrics, rollout.ended = rollout.metrics(), []
-        made = {name: batch for name, batch in batches.items() if batch is not None}
-        version = min((self._roles[name].version for name in self._collected), default=None)
-        return Answer(MultiAgentBatch(made, env_steps=self._steps * self._num_envs), metrics, version)
+            if fault is None or not self._faults.goes_on(fault.error, taken * self._num_envs):
+                raise
+        assert fault.env is not None
+        self._make_anew(fault.env)
+        return None
+
+    def _make_anew(self, i: int) -> None:
+        """Another environment in place of one that failed."""
+        with suppress(Exception):  # it is given up in any case
+            self._rollout.envs[i].close()
+        self._rollout.envs[i] = self._faults.made(lambda: self._make_env(child(self._stream, ENVS, i), i))
 
     # the policies
     def spaces(self) -> dict[str, Spaces]:
@@ -262,6 +297,7 @@ class MultiAgentWorker:
 
     def close(self) -> None:
         """Closes the environments; again does nothing."""
-        for env in self._rollout.envs:
-            env.close()
-        self._rollout.envs = []
+        envs, self._rollout.envs = self._rollout.envs, []
+        if self._watchdog is not None:
+            self._watchdog.close()
+        close_all(envs)

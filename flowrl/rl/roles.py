@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from flowrl.batch import Batch
 from flowrl.rl.acting import State, check_finite
+from flowrl.rl.checked import NotFinite
 from flowrl.rl.epsilon import Epsilon
 from flowrl.rl.inference import make_inference
 from flowrl.rl.masks import Mask, checked_mask, masked
@@ -125,7 +126,11 @@ class Role:
         obs_N = self._stacked([row.obs for row in rows])
         mask_N = self._masks([row.mask for row in rows])
         params, values = self._outputs(obs_N, rows)
-        check_finite("logits", params)
+        try:
+            check_finite("logits", params)
+        except FloatingPointError:
+            self._check_given(obs_N, rows)
+            raise
         params = masked(np.array(params), mask_N)
         actions = self._drawn(params, mask_N, rows, None if deterministic else rng)
         if self.net.greedy:
@@ -136,6 +141,20 @@ class Role:
         if self.net.judges and not deterministic:
             self._judge(rows, params, actions, mask_N)
         return self.net.actions.to_env(actions)
+
+    def _check_given(self, obs_N: Obs, rows: Sequence[Row]) -> None:
+        """Nothing, if the observations of these rows are finite, so that the policy is to blame.
+
+        Raises:
+            NotFinite: one is not; names the environment.
+        """
+        for leaf in self.layout.leaves:
+            array: Any = self.layout.part(leaf, obs_N)
+            wrong = () if leaf.dtype.kind != "f" else np.argwhere(~np.isfinite(array))
+            for n, *at in wrong[:1]:
+                env, agent = rows[n].slot
+                text = f"environment {env} gave agent {agent!r} {leaf.column}{at} = {array[(n, *at)]}; mend it"
+                raise NotFinite.of(env, None, text)
 
     def _judge(self, rows: Sequence[Row], params: Array, actions: Array, mask_N: Mask | None) -> None:
         """Notes how probable the actions were, of the mixture with uniform ones, and Q of those taken."""

@@ -17,6 +17,7 @@ from flowrl.rl.envs import EnvSource, WorkersEnvironments
 from flowrl.rl.envstate import freeze, thaw
 from flowrl.rl.epsilon import Epsilon, checked_epsilon, restored_epsilon
 from flowrl.rl.evaluation import EVALUATION_KEY, Evaluation, evaluate
+from flowrl.rl.faults import Faults
 from flowrl.rl.fragment import Fragment, Running
 from flowrl.rl.halves import HalvesView, check_double_buffer, view_of
 from flowrl.rl.inference import Inference, make_inference
@@ -87,7 +88,10 @@ class RolloutWorker(AsksForActions):
             seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed, spawn_key=(index,))
         )
         self._rng = np.random.default_rng(child(self._stream, ACTIONS))
-        self._source = self._environments.to_sample(child(self._stream, ENVS))
+        seeds = child(self._stream, ENVS)
+        self._faults = Faults(self._environments.place(seeds))
+        self._source = self._faults.made(lambda: self._environments.to_sample(seeds))
+        self._faults.watch(self._source)
         self._running = Running.fresh(num_envs)
         self._obs_N: Obs | None = None  # None: the next sample begins new episodes
         self._state: State = {}
@@ -122,13 +126,20 @@ class RolloutWorker(AsksForActions):
         Raises:
             FloatingPointError: a reward, an observation or the policy's output is not finite.
             Whatever the environment raises, with a note where. The next sample then begins new episodes.
+            With `EnvOptions(on_fault=Restart(n))` neither of the environments' errors, unless they come more than n
+            times in a row: the fragment is begun again. Metrics env_restarts, steps_discarded count what that cost.
         """
-        fragment = Fragment(self._steps, self._num_envs, self._view.layout)
-        unroll = Unroll(self._net, self._steps, self._num_envs, self._rng, self._epsilon, self._state)
-        with self._located(fragment):
-            self._begin(fragment)
-            collect(fragment, unroll, self._view)
-            return self._finished(fragment, unroll, self._version)
+        while True:
+            fragment = Fragment(self._steps, self._num_envs, self._view.layout)
+            unroll = Unroll(self._net, self._steps, self._num_envs, self._rng, self._epsilon, self._state)
+            try:
+                with self._located(fragment):
+                    self._begin(fragment, unroll)
+                    collect(fragment, unroll, self._view)
+                    return self._finished(fragment, unroll, self._version)
+            except Exception as error:
+                if not self._goes_on(error, fragment):
+                    raise
 
     # the policy
     def spaces(self) -> dict[str, Spaces]:
@@ -165,6 +176,7 @@ class RolloutWorker(AsksForActions):
         view = view_of(self._source, net.actions, follow=bool(net.state_shapes))
         if self._obs_N is not None:
             view.set_state(self._view.get_state())
+            self._faults.log.forget()  # what is in it was stored as the policy before stored actions
         self._view: View | HalvesView = view
         self._flat, self._version = np.array(initial if flat is None else flat, np.float32), version
         self._spec = spec
@@ -253,6 +265,7 @@ class RolloutWorker(AsksForActions):
         self.env_steps = int(state["env_steps"])
         self._rewards.set_state(state["rewards"])
         self._obs_N = None
+        self._faults.log.forget()
         if state["obs"] is None:
             return True  # none had begun
         if len(state["ended"]) != self._num_envs or not thaw(self._source, state["envs"]):

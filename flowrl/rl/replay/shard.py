@@ -24,6 +24,8 @@ from flowrl.rl.replay.settings import check_settings
 from flowrl.rl.replay.table import Table
 from flowrl.rl.replay.weights import exponent_of, masses_of, weights_of, whole_slots
 
+SLOTS_OF_ONE = 2**44  # of one incarnation: more than it will ever store
+
 
 class ReplayShard:
     """Stores the newest `capacity` rows and draws minibatches: of rows, sequences or episodes, evenly or by priority.
@@ -44,6 +46,8 @@ class ReplayShard:
         memory_map: a folder in which the columns lie as files instead of in memory.
         min_size, samples_per_insert, error_buffer: the pacing of the whole group (`flowrl.pacing.Pacing`).
         index, count: which shard of how many; the engine gives them.
+        incarnation: how often it died before; the engine gives it. Slots of one incarnation are none of the next, so
+            priorities that come late for what a dead shard held reach nobody.
         seed: of its draws (a SeedSequence is taken as this shard's own stream, an integer is combined with `index`).
 
     Observations of 64 bytes or more are stored once: as `obs`, as the `next_obs` of earlier rows, and in the stacks
@@ -75,6 +79,7 @@ class ReplayShard:
         error_buffer: float | None = None,
         index: int = 0,
         count: int = 1,
+        incarnation: int = 0,
         seed: int | np.random.SeedSequence | None = None,
     ):
         check_settings(capacity, alpha, beta, sequence, period, episodes, fifo, prioritized, frame_stack)
@@ -89,6 +94,7 @@ class ReplayShard:
         self._alpha, self._beta = exponent_of("alpha", alpha), exponent_of("beta", beta)
         stream = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed, spawn_key=(index,))
         self._rng = np.random.default_rng(stream)
+        self._first_slot = incarnation * SLOTS_OF_ONE
         self._settings = {
             "capacity": self._capacity,
             "prioritized": bool(prioritized),
@@ -207,6 +213,8 @@ class ReplayShard:
         check_whole("batches", batches)
         count = n * batches
         places, slots, masses = self._pool.draw(self._rng, count)
+        if self._first_slot:
+            slots = slots + self._first_slot
         if masses is None:
             weights = np.ones(count, np.float32)
         else:
@@ -242,6 +250,8 @@ class ReplayShard:
             at, given = at.reshape(-1), given.reshape(-1)
         if len(at) != len(given):
             raise ValueError(f"slots and priorities must be as many, got {at.size} and {given.size}")
+        if self._first_slot:
+            at = at - self._first_slot  # below 0 of a predecessor's, which no item has
         return self._pool.reweigh(at, *masses_of(given, self._alpha))
 
     # what a graph asks
@@ -271,6 +281,7 @@ class ReplayShard:
         """All that the next sample depends on."""
         return {
             "settings": dict(self._settings),
+            "first_slot": self._first_slot,
             "rng": self._rng.bit_generator.state,
             "table": self._table.get_state(),
             "pool": self._pool.get_state(),
@@ -288,6 +299,7 @@ class ReplayShard:
             said = ", ".join(f"{name}={were[name]!r} (here {self._settings[name]!r})" for name in others)
             raise ValueError(f"the state is of a replay shard with {said}: they must be the same")
         self._rng.bit_generator.state = state["rng"]
+        self._first_slot = int(state.get("first_slot", 0))
         self._table.set_state(state["table"])
         self._pool.set_state(state["pool"])
         if self._items is not None:
