@@ -89,8 +89,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
             value = getattr(self, name)
             if name in ("minibatch", "microbatch") and value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value!r}")
+            check_whole(name, value)
         if self.peer_timeout_s is not None:
             check_fields(self, positive=("peer_timeout_s",))
         if self.max_policy_lag is not None:
@@ -128,22 +127,24 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
         given = value if self.max_policy_lag is None else self._young(value, learners[0], ctx)
         if given is None:
             return None
+        others: list[Pending[Any]] = []
         options: dict[str, Any] = {"epochs": self.epochs, "minibatch": self.minibatch}
         if self.microbatch is not None:
             options["microbatch"] = self.microbatch
         options["env_steps"] = ctx.env_steps
         if self.learner.count > 1:
-            pending, told = self._ask_all(given, learners, options)
+            pending, others, told = self._ask_all(given, learners, options)
         else:
             pending = learners[0].ask("train", given, **options)
             told = partial(TrainInfo.of, learners[0].name, given.info.env_steps, pending.ref)
         if self.max_policy_lag is not None:
             self._out.append(pending)
-        return pending.made_from_info(partial(self._staleness.told, told, given.part_infos, ctx))
+        made = pending.made_from_info(partial(self._staleness.told, told, given.part_infos, ctx))
+        return made.watched(others, partial(self._group.look, pending, others)) if others else made
 
     def _ask_all(
         self, value: Ref[Batch], learners: tuple[ActorHandle[Any], ...], options: Mapping[str, Any]
-    ) -> tuple[Pending[Any], Callable[[Info], TrainInfo]]:
+    ) -> tuple[Pending[Any], list[Pending[Any]], Callable[[Info], TrainInfo]]:
         pending, others = self._group.ask(learners, value, options)
 
         def trained(info: Info) -> TrainInfo:
@@ -151,7 +152,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
             steps = value.info.env_steps if whole else 0
             return TrainInfo.of(learners[0].name, steps, pending.ref if whole else None, info)
 
-        return pending, trained
+        return pending, others, trained
 
     def _young(self, value: Ref[Batch], learner: ActorHandle[Any], ctx: Context) -> Ref[Batch] | None:
         """What is left of a batch without what would be too old when its training begins."""
