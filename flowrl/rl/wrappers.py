@@ -10,6 +10,7 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 
+from flowrl.numbers import check_whole
 from flowrl.rl.checked import one_flag, real_rewards, step_answer
 
 Env = gymnasium.Env[Any, Any]
@@ -52,9 +53,7 @@ class EnvOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "wrappers", tuple(self.wrappers))
         for name in ("frame_skip", "frame_stack"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value!r}")
+            check_whole(name, getattr(self, name))
         for name, known in (("vector", VECTORIZATIONS), ("autoreset", AUTORESETS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {getattr(self, name)!r}")
