@@ -64,13 +64,15 @@ class PPOConfig(CollectingConfig):
         super().__post_init__()
         check_fields(
             self,
-            whole=("batch_steps", "epochs", "minibatch"),
+            whole=("batch_steps", "epochs", "minibatch", *(() if self.microbatch is None else ("microbatch",))),
             positive=("max_grad_norm",),
             not_negative=("value_cost",),
             fraction=("discount", "gae_lambda"),
         )
         check_rate("learning_rate", self.learning_rate, above_0=True)
         check_rate("clip", self.clip, above_0=True)
+        if self.clip_value is not None:
+            check_rate("clip_value", self.clip_value, above_0=True)
         check_rate("entropy_cost", self.entropy_cost, above_0=False)
 
     def graph(self) -> Flow[Summary]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from flowrl.batch import Batch
@@ -99,8 +100,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
             value = getattr(self, name)
             if name in ("minibatch", "microbatch") and value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value!r}")
+            check_whole(name, value)
         if self.peer_timeout_s is not None:
             check_fields(self, positive=("peer_timeout_s",))
         if self.max_policy_lag is not None:
@@ -162,7 +162,8 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
             "parts": given.part_infos,
             "others": others,
         }
-        return pending.made_from_info(self.remade(state, pending, ctx))
+        made = pending.made_from_info(self.remade(state, pending, ctx))
+        return made.watched(others, partial(self._group.look, pending, others)) if others else made
 
     def pending_state(self, make: Any) -> Any:
         return make.state

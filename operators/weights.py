@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from flowrl.handles import ActorGroup, ActorHandle
+from flowrl.numbers import check_whole
 from flowrl.operator import Context, Operator
 
 
@@ -36,9 +37,8 @@ class SendWeights(Operator[Any, Any]):
         if not isinstance(self.to, ActorGroup) and self.to != "origin":
             raise ValueError(f"to must be a group of actors or 'origin', got {self.to!r}")
         for name in ("every_env_steps", "every_updates"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be at least 1, got {value!r}")
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name))
 
     def open(self) -> None:
         self._has: dict[ActorHandle[Any], int] = {}

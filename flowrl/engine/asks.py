@@ -40,9 +40,11 @@ class AskCursor(Cursor):
             pending, origins, version, steps = self._window[0]
             call: Call = pending.call
             while not call.done:  # a wait also ends when an actor has restarted
+                if pending.look is not None:
+                    pending.look()
                 if not self.run.deterministic:
                     return PENDING
-                self.run.wait_in_place([call])
+                self.run.wait_in_place([call, *(other.call for other in pending.beside if not other.done)])
             self._window.popleft()
             if call.state is LOST and self.op.outlives_losses:
                 self._lost(steps)

@@ -151,7 +151,7 @@ def _set_union(cursor: UnionCursor, state: dict[str, State], back: Restorer) -> 
 
 
 def _ask(cursor: AskCursor, keep: Keeper) -> dict[str, State]:
-    for pending, _, _ in cursor._window:
+    for pending, *_ in cursor._window:
         if pending.call.state is ERROR:
             cursor.run.raise_failed(pending.call, cursor.name)
     window = [_waiting(cursor, at, keep) for at in range(len(cursor._window))]
@@ -162,13 +162,14 @@ def _ask(cursor: AskCursor, keep: Keeper) -> dict[str, State]:
 
 def _waiting(cursor: AskCursor, at: int, keep: Keeper) -> State:
     """One call of the window, and how the value is made of its answer."""
-    pending, origins, version = cursor._window[at]
+    pending, origins, version, steps = cursor._window[at]
     call: Call = pending.call
     where = f"a value in node {cursor.name!r}"
     said: dict[str, Any] = {
         "call": keep.call(call, (0,)),
         "origins": [[handle.group, handle.index] for handle in origins],
         "version": version,
+        "steps": steps,
     }
     make = pending.make
     if make is None:
@@ -180,7 +181,7 @@ def _waiting(cursor: AskCursor, at: int, keep: Keeper) -> State:
         infos = () if call.state is LOST else record_behind(call).infos
         value = make(infos[0] if infos else Info())
         make = Made(value, cursor.stage.ctx.metrics.take(), cursor.stage.ctx)
-        cursor._window[at] = Pending(call, cursor.run, make), origins, version
+        cursor._window[at] = Pending(call, cursor.run, make), origins, version, steps
     return {**said, "made": keep(make.value, where), "deltas": keep(make.deltas, where)}
 
 
@@ -200,7 +201,7 @@ def _set_window(cursor: AskCursor, window: list[State], back: Restorer) -> None:
             pending = pending.made_from_info(op.remade(back(said["kept"]), pending, ctx))
         elif "made" in said:
             pending = pending.made_from_info(Made(back(said["made"]), back(said["deltas"]), ctx))
-        cursor._window.append((pending, back.origins(said["origins"]), said["version"]))
+        cursor._window.append((pending, back.origins(said["origins"]), said["version"], said["steps"]))
 
 
 def _store(cursor: StoreCursor, keep: Keeper) -> dict[str, State]:

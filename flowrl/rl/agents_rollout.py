@@ -109,7 +109,7 @@ class AgentsRollout:
             raise
 
     def _blame(self, error: Exception, kind: Kind, call: Call, i: int, play: Play | None = None) -> None:
-        self.faulty = self._plays[i] if play is None else play
+        self.faulty = self.plays[i] if play is None else play
         self.fault = Fault(error, kind, call, i, self.faulty.seed)
 
     def _step(self) -> None:

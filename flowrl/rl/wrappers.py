@@ -13,6 +13,7 @@ import numpy as np
 
 from flowrl.failures import Raise, Restart
 from flowrl.given import short
+from flowrl.numbers import check_whole
 from flowrl.rl.checked import one_flag, real_rewards, step_answer
 
 Env = gymnasium.Env[Any, Any]
@@ -73,9 +74,7 @@ class EnvOptions:
         if self.crash_dir is not None and (not isinstance(self.crash_dir, str) or not self.crash_dir):
             raise ValueError(f"crash_dir must be the path of a directory, or None, got {short(self.crash_dir)}")
         for name in ("frame_skip", "frame_stack"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value!r}")
+            check_whole(name, getattr(self, name))
         for name, known in (("vector", VECTORIZATIONS), ("autoreset", AUTORESETS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {getattr(self, name)!r}")
