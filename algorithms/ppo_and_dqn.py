@@ -17,6 +17,9 @@ from flowrl.numbers import check_fields
 from flowrl.operators import AddAdvantages, NStep, ParallelRollouts, ReportMetrics, Summary, Union
 from flowrl.operators.training import TrainInfo
 
+# What a mix says itself, of environments and workers; its inner configs must leave it alone.
+OF_THE_MIX = frozenset(entry.name for entry in dataclasses.fields(CollectingConfig)) - {"policy"}
+
 
 @dataclass(frozen=True)
 class PPOAndDQNConfig:
@@ -24,6 +27,10 @@ class PPOAndDQNConfig:
     is made and trained."""
 
     several_agents: ClassVar[bool] = True
+    fixed_inside: ClassVar[Mapping[str, frozenset[str]]] = {
+        "ppo": OF_THE_MIX | {"normalize_rewards"},
+        "dqn": OF_THE_MIX,
+    }
 
     env: Any = "flowrl.rl.cartpoles:MultiAgentCartPole"
     """A factory of an environment of several agents, "package.module:Name", or a module such as
@@ -45,10 +52,9 @@ class PPOAndDQNConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, whole=("num_workers", "envs_per_worker", "unroll"))
-        shared = [entry.name for entry in dataclasses.fields(CollectingConfig) if entry.name != "policy"]
         for name, config in (("ppo", self.ppo), ("dqn", self.dqn)):
             plain = type(config)()
-            for entry in shared:
+            for entry in sorted(self.fixed_inside[name]):
                 if getattr(config, entry) != getattr(plain, entry):
                     raise ValueError(
                         f"{name}.{entry}={getattr(config, entry)!r} has no part in a mix: environments and workers are "

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+from urllib.parse import quote
 
 import flowrl
 from flowrl.backends.protocol import Backend
@@ -18,7 +19,7 @@ from flowrl.engine.stats import Stats
 from flowrl.errors import text_of
 from flowrl.flow import Flow
 from flowrl.numbers import check_finite, check_whole
-from flowrl.records import POLICY, RecordFiles, folder_of
+from flowrl.records import POLICIES, POLICY, RecordFiles, folder_of
 
 if TYPE_CHECKING:
     from flowrl.operators.reporting import Summary
@@ -39,9 +40,10 @@ class Config(Protocol):
 class TrainResult:
     """What training came to.
 
-    policy: the newest policy (`policy.act(obs)`). history: every Summary. solved: whether stop_return was reached and
-    confirmed (None without stop_return). reason: why it stopped. evaluation: of the final confirmation. checkpoint: the
-    directory with the saved policy, where `out` was given. stats: where the time went.
+    policy: the newest policy (`policy.act(obs)`); None where several are learned. history: every Summary. solved: whether
+    stop_return was reached and confirmed (None without stop_return). reason: why it stopped. evaluation: of the final
+    confirmation. checkpoint: the directory with the saved policy, where `out` was given; of several it holds a directory
+    each. stats: where the time went. policies: the newest policy of each policy id ("default", unless it has another).
     """
 
     policy: Any
@@ -52,6 +54,7 @@ class TrainResult:
     checkpoint: Path | None
     stats: Stats
     seed: int = 0
+    policies: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -183,11 +186,16 @@ def _save_before_leaving(
 
 
 def _saved(running: Run[Summary], folder: Path) -> Path | None:
-    if not running.has_policy:
+    states = running.policy_states()
+    if not states:
         return None
     from flowrl.rl.saved import save_policy
 
-    return save_policy(folder / POLICY, running.policy_state())
+    if len(states) == 1:
+        return save_policy(folder / POLICY, next(iter(states.values())))
+    for name, state in states.items():
+        save_policy(folder / POLICIES / quote(name, safe=" "), state)
+    return folder / POLICIES
 
 
 def _settings(what: Any, seed: int, **goal: float | None) -> dict[str, Any]:
@@ -207,10 +215,11 @@ def _result(
     folder: Path | None,
 ) -> TrainResult:
     stats = running.stats()
-    policy = running.policy() if running.has_policy else None
+    policies = running.policies()
+    policy = next(iter(policies.values())) if len(policies) == 1 else None
     checkpoint = None if folder is None else _saved(running, folder)
     solved = None if stop_return is None else reason == "solved"
-    return TrainResult(policy, history, solved, reason, evaluation, checkpoint, stats, running.seed)
+    return TrainResult(policy, history, solved, reason, evaluation, checkpoint, stats, running.seed, policies)
 
 
 def _flow_of(what: Any) -> Flow[Summary]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ import flowrl
 from flowrl import Local, Ray
 from flowrl.algorithms import DQNConfig, PPOAndDQNConfig, PPOConfig, ppo_and_dqn
 from flowrl.cli import main
+from flowrl.flags import TrainOptions, parse
 from flowrl.rl import PolicySpec
 
 SMALL = PPOAndDQNConfig(
@@ -76,6 +79,41 @@ def test_the_same_seed_gives_the_same_numbers_on_local() -> None:
 def test_settings_without_a_part_in_a_mix_are_refused() -> None:
     with pytest.raises(ValueError, match=r"ppo.num_workers=4 has no part in a mix: environments and workers are"):
         PPOAndDQNConfig(ppo=PPOConfig(num_workers=4))
+    with pytest.raises(ValueError, match=r"ppo.normalize_rewards=True has no part in a mix"):
+        PPOAndDQNConfig(ppo=PPOConfig(normalize_rewards=True))
+
+
+def test_flags_are_those_that_have_a_part(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--ppo.epochs", "3", "--dqn.policy.hidden", "8", "--env-kwargs", "agents=2"]
+    config, _ = parse(PPOAndDQNConfig, TrainOptions, given, "flowrl", "")
+    assert config == PPOAndDQNConfig(
+        ppo=PPOConfig(**{**vars(PPOAndDQNConfig().ppo), "epochs": 3}),
+        dqn=DQNConfig(policy=PolicySpec(head="q", normalize_obs=True, hidden=(8,))),
+        env_kwargs={"agents": 2},
+    )
+    assert type(config.ppo) is PPOConfig
+    for flag in ("--ppo.num-workers", "--dqn.env", "--ppo.normalize-rewards", "--dqn.evaluate-episodes"):
+        with pytest.raises(SystemExit):
+            parse(PPOAndDQNConfig, TrainOptions, [flag, "1"], "flowrl", "")
+        assert f"Unrecognized options: {flag}" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parse(PPOAndDQNConfig, TrainOptions, ["--help"], "flowrl", "")
+    shown = capsys.readouterr().out
+    assert "--ppo.policy.hidden" in shown
+    assert not any(flag in shown for flag in ("--ppo.num-workers", "--dqn.env", "--ppo.unroll", "{fixed}"))
+
+
+def test_both_policies_come_back_and_are_saved(tmp_path: Path) -> None:
+    result = flowrl.train(SMALL, total_steps=300, backend=Local(), seed=0, out=tmp_path)
+    assert result.policy is None  # which of them?
+    assert set(result.policies) == {"ppo", "dqn"}
+    assert result.checkpoint == tmp_path / "policies"
+    for name, policy in result.policies.items():
+        loaded = flowrl.load_policy(result.checkpoint / name)
+        np.testing.assert_array_equal(loaded.get_weights(), policy.get_weights())
+        assert loaded.act(np.zeros(4, np.float32)) in (0, 1)
+    with pytest.raises(FileExistsError, match=r"holds .* of another run"):
+        flowrl.train(SMALL, total_steps=300, backend=Local(), seed=0, out=tmp_path)
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
