@@ -40,10 +40,11 @@ class Config(Protocol):
 class TrainResult:
     """What training came to.
 
-    policy: the newest policy (`policy.act(obs)`); None where several are learned. history: every Summary. solved: whether
-    stop_return was reached and confirmed (None without stop_return). reason: why it stopped. evaluation: of the final
-    confirmation. checkpoint: the directory with the saved policy, where `out` was given; of several it holds a directory
-    each. stats: where the time went. policies: the newest policy of each policy id ("default", unless it has another).
+    policy: the newest policy (`policy.act(obs)`); None where several are learned. history: every Summary. solved:
+    whether stop_return was reached and confirmed (None without stop_return). reason: why it stopped. evaluation: of the
+    final confirmation. checkpoint: the directory with the saved policy, where `out` was given; of several it holds a
+    directory each. stats: where the time went. policies: the newest policy of each policy id ("default", unless it has
+    another).
     """
 
     policy: Any
