@@ -13,7 +13,9 @@ from flowrl.rl.agents_env import AgentsEnv, Moment
 from flowrl.rl.checked import ObsCheck
 from flowrl.rl.episodes import Casting, Episode, Play
 from flowrl.rl.evaluation import Evaluation
-from flowrl.rl.roles import Role, Row, Scripted
+from flowrl.rl.global_state import GlobalState
+from flowrl.rl.roles import Role, Scripted
+from flowrl.rl.transitions import Row
 from flowrl.rl.vector import child
 
 
@@ -21,7 +23,8 @@ class AgentsRollout:
     """Steps environments together, each policy acting for all its agents at once; roles keep what is finished.
 
     stream: seeds of the episodes. first, stride: environment i's episode k is number (k N + i) stride + first of all.
-    ended: the episodes that have ended; whoever reads them empties it.
+    ended: the episodes that have ended; whoever reads them empties it. joint: makes what rows say of the whole
+    environment; None: they say nothing of it.
     """
 
     def __init__(
@@ -38,11 +41,13 @@ class AgentsRollout:
         stride: int = 1,
         reward_clip: float | None = None,
         deterministic: bool = False,
+        joint: GlobalState | None = None,
     ):
         self.envs, self.roles, self.ended = list(envs), roles, list[Play]()
         self._casting, self._scripted, self._rng, self._stream = casting, scripted, rng, stream
         self._name, self._first, self._stride = name, first, stride
-        self._clip, self._deterministic = reward_clip, deterministic
+        self._clip, self._deterministic, self._joint = reward_clip, deterministic, joint
+        self.moments = 0  # steps of all environments so far
         self._checks: dict[Any, ObsCheck] = {}
         self._plays: list[Play] = []
         self._late = 0  # rewards of agents whose last transition was given out before
@@ -77,6 +82,7 @@ class AgentsRollout:
         return play
 
     def _step(self) -> None:
+        self.moments += 1
         actions: list[dict[Any, Any]] = [{} for _ in self.envs]
         asked: dict[str, list[Row]] = {}
         for i, play in enumerate(self._plays):
@@ -106,6 +112,9 @@ class AgentsRollout:
 
     def _take_in(self, i: int, play: Play, moment: Moment) -> None:
         """What an environment gave becomes rewards, ends and beginnings of transitions."""
+        if self._joint is not None:
+            play.seen = {agent: obs for agent, obs in play.seen.items() if agent not in moment.ended} | moment.acting
+            play.stand = self._joint.stand(self.moments, self.envs[i], moment, play.seen)
         for agent, reward in moment.rewards.items():
             if not np.isfinite(reward):
                 raise FloatingPointError(f"environment {i} gave agent {agent!r} the reward {reward}")
@@ -143,6 +152,8 @@ class AgentsRollout:
         mask = role.mask_of(obs, moment.infos.get(slot[1]), where)
         row = Row(slot, role.stored(obs), mask, play.early.pop(slot[1], 0.0))
         row.starts = before is None
+        if self._joint is not None:
+            row.at, row.place = play.stand, self._joint.place(slot[1])
         row.before = role.memory() if before is None else before.after
         if before is not None:
             before.follower = row
@@ -152,7 +163,7 @@ class AgentsRollout:
         role = self.roles[play.policies[agent]]
         if obs is not None and final:
             self._check(agent, obs, row.slot[0])
-        row.next_obs = role.final(row, obs)
+        row.next_obs, row.then = role.final(row, obs), play.stand
         where = f"{self._name} (agent {agent!r})"
         row.next_mask = None if obs is None else role.mask_of(obs, moment.infos.get(agent), where, final=final)
         if self._clip is not None:
