@@ -51,7 +51,7 @@ class Standing(MultiAgentCartPole):
         self._steps = 0
         return super().reset(seed, options)
 
-    def step(self, actions: dict[str, int]) -> Dicts:
+    def step(self, actions: dict[str, Any]) -> Dicts:
         """One step of all poles."""
         self._steps += 1
         obs, rewards, terminated, truncated, infos = super().step(actions)
