@@ -11,7 +11,24 @@ if __name__ != "flowrl.algorithms":
 from flowrl.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from flowrl.algorithms import a2c, a3c, apex, appo, ddpg, ddppo, dqn, impala, ppo, ppo_and_dqn, r2d2, sac, td3
+    from flowrl.algorithms import (
+        a2c,
+        a3c,
+        apex,
+        appo,
+        ddpg,
+        ddppo,
+        dqn,
+        impala,
+        maddpg,
+        multi_agent_ppo,
+        ppo,
+        ppo_and_dqn,
+        qmix,
+        r2d2,
+        sac,
+        td3,
+    )
     from flowrl.algorithms.a2c import A2CConfig
     from flowrl.algorithms.a3c import A3CConfig
     from flowrl.algorithms.apex import ApexConfig
@@ -20,8 +37,11 @@ if TYPE_CHECKING:
     from flowrl.algorithms.ddppo import DDPPOConfig
     from flowrl.algorithms.dqn import DQNConfig
     from flowrl.algorithms.impala import IMPALAConfig
+    from flowrl.algorithms.maddpg import MADDPGConfig
+    from flowrl.algorithms.multi_agent_ppo import MultiAgentPPOConfig
     from flowrl.algorithms.ppo import PPOConfig
     from flowrl.algorithms.ppo_and_dqn import PPOAndDQNConfig
+    from flowrl.algorithms.qmix import QMIXConfig
     from flowrl.algorithms.r2d2 import R2D2Config
     from flowrl.algorithms.sac import SACConfig
     from flowrl.algorithms.td3 import TD3Config
@@ -37,8 +57,11 @@ else:
             "ddppo": ("DDPPOConfig",),
             "dqn": ("DQNConfig",),
             "impala": ("IMPALAConfig",),
+            "maddpg": ("MADDPGConfig",),
+            "multi_agent_ppo": ("MultiAgentPPOConfig",),
             "ppo": ("PPOConfig",),
             "ppo_and_dqn": ("PPOAndDQNConfig",),
+            "qmix": ("QMIXConfig",),
             "r2d2": ("R2D2Config",),
             "sac": ("SACConfig",),
             "td3": ("TD3Config",),
@@ -52,8 +75,14 @@ else:
             "ddppo",
             "dqn",
             "impala",
+            "maddpg",
+            "maddpg",
+            "multi_agent_ppo",
+            "multi_agent_ppo",
             "ppo",
             "ppo_and_dqn",
+            "qmix",
+            "qmix",
             "r2d2",
             "sac",
             "td3",
@@ -70,8 +99,11 @@ CONFIGS = {
     "ddppo": "DDPPOConfig",
     "dqn": "DQNConfig",
     "impala": "IMPALAConfig",
+    "maddpg": "MADDPGConfig",
+    "multi_agent_ppo": "MultiAgentPPOConfig",
     "ppo": "PPOConfig",
     "ppo_and_dqn": "PPOAndDQNConfig",
+    "qmix": "QMIXConfig",
     "r2d2": "R2D2Config",
     "sac": "SACConfig",
     "td3": "TD3Config",
@@ -86,8 +118,11 @@ __all__ = [
     "DDPPOConfig",
     "DQNConfig",
     "IMPALAConfig",
+    "MADDPGConfig",
+    "MultiAgentPPOConfig",
     "PPOAndDQNConfig",
     "PPOConfig",
+    "QMIXConfig",
     "R2D2Config",
     "SACConfig",
     "TD3Config",
@@ -99,8 +134,11 @@ __all__ = [
     "ddppo",
     "dqn",
     "impala",
+    "maddpg",
+    "multi_agent_ppo",
     "ppo",
     "ppo_and_dqn",
+    "qmix",
     "r2d2",
     "sac",
     "td3",

@@ -84,12 +84,13 @@ def learn(
     cfg: ContinuousConfig,
     learner: ActorGroup[Any],
     replay: ActorGroup[rl.ReplayShard],
-    workers: ActorGroup[rl.RolloutWorker],
+    workers: ActorGroup[Any],
 ) -> Callable[[Flow[Batch]], Flow[TrainInfo]]:
     """The part that a mix reuses: from n-step rollouts, stored on the one hand, to weights sent on the other."""
 
     def tail(rollouts: Flow[Batch]) -> Flow[TrainInfo]:
-        stored = rollouts.for_each(SetEpsilon(workers, cfg.epsilon)).for_each(StoreToReplay(replay))
+        explored = SetEpsilon(workers, cfg.epsilon, policy=learner.kwargs.get("policy_id"))
+        stored = rollouts.for_each(explored).for_each(StoreToReplay(replay))
         trained = (
             Replay(
                 replay,

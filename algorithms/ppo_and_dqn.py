@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from flowrl import Flow, actors, rl
 from flowrl.algorithms import dqn, ppo
-from flowrl.algorithms.collecting import CollectingConfig, check_policies
+from flowrl.algorithms.collecting import check_policies
 from flowrl.algorithms.dqn import DQNConfig
 from flowrl.algorithms.ppo import PPOConfig
 from flowrl.algorithms.replaying import replay_of
+from flowrl.algorithms.several import OF_THE_MIX, check_fixed
 from flowrl.failures import Ignore, Raise, Restart
 from flowrl.numbers import check_fields
 from flowrl.operators import AddAdvantages, NStep, ParallelRollouts, ReportMetrics, Summary, Union
@@ -22,9 +22,13 @@ from flowrl.operators.training import TrainInfo
 @dataclass(frozen=True)
 class PPOAndDQNConfig:
     """The settings of the mix. What concerns environments and workers is said here; `ppo` and `dqn` say how each policy
-    is made and trained."""
+    is made and trained. The defaults bring both to 450 and more on four cart-poles in some 50,000 environment steps."""
 
     several_agents: ClassVar[bool] = True
+    fixed_inside: ClassVar[Mapping[str, frozenset[str]]] = {
+        "ppo": OF_THE_MIX | {"normalize_rewards"},
+        "dqn": OF_THE_MIX,
+    }
 
     env: Any = "flowrl.rl.cartpoles:MultiAgentCartPole"
     """A factory of an environment of several agents, "package.module:Name", or a module such as
@@ -39,29 +43,20 @@ class PPOAndDQNConfig:
     """Rollout workers: the shards of the graph."""
     envs_per_worker: int = 4
     """Copies of the environment that a worker steps together."""
-    unroll: int = 64
+    unroll: int = 128
     """Steps of each environment in a fragment."""
     on_worker_failure: Restart | Ignore | Raise = Restart(3)  # noqa: RUF009  (frozen)
     """What the death of a rollout worker's process means: it is started again, left out, or the run stops."""
-    ppo: PPOConfig = field(default_factory=lambda: PPOConfig(batch_steps=1000))
+    ppo: PPOConfig = field(default_factory=lambda: PPOConfig(batch_steps=1900, learning_rate=2e-3, gae_lambda=0.95))
     """How PPO's policy is made and trained, and what its learner's death means; batch_steps are the environment's, in
     each of which all its agents act."""
-    dqn: DQNConfig = field(default_factory=DQNConfig)
+    dqn: DQNConfig = field(default_factory=lambda: DQNConfig(samples_per_step=8.0))
     """How DQN's policy is made and trained; samples_per_step and min_size count its agents' steps."""
 
     def __post_init__(self) -> None:
         check_fields(self, whole=("num_workers", "envs_per_worker", "unroll"))
         check_policies(self, on_worker_failure=(Restart, Ignore, Raise))
-        each = ("policy", "on_learner_failure", "snapshot_every")
-        shared = [entry.name for entry in dataclasses.fields(CollectingConfig) if entry.name not in each]
-        for name, config in (("ppo", self.ppo), ("dqn", self.dqn)):
-            plain = type(config)()
-            for entry in shared:
-                if getattr(config, entry) != getattr(plain, entry):
-                    raise ValueError(
-                        f"{name}.{entry}={getattr(config, entry)!r} has no part in a mix: environments and workers are "
-                        "the mix's own"
-                    )
+        check_fixed(self)
 
     def policy_of(self, agent: Any, episode: Any) -> str:
         """Who plays which policy."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -100,15 +100,61 @@ def parse(config: type, options: type[Options], args: Sequence[str], prog: str, 
         ValueError: the config refuses a value.
     """
     level = tyro.conf.arg(name="")  # neither adds a prefix to its fields' flags
+    offered = _offered(config)
     both = make_dataclass(
         "Flags",
         [
-            ("config", Annotated[config, level], field(default_factory=config)),
+            ("config", Annotated[offered, level], field(default_factory=offered)),
             ("options", Annotated[options, level], field(default_factory=options)),
         ],
     )
-    flags: Any = tyro.cli(both, args=args, prog=prog, description=about, registry=_registry())
-    return flags.config, flags.options
+    flags: Any = tyro.cli(
+        both, args=args, prog=prog, description=about, registry=_registry(), config=(tyro.conf.SuppressFixed,)
+    )
+    return _unwrapped(config, flags.config), flags.options
+
+
+def _offered(config: type) -> type:
+    """The config, whose inner configs have no flags for the fields that it keeps for itself (`fixed_inside`)."""
+    fixed: Mapping[str, frozenset[str]] = getattr(config, "fixed_inside", {})
+    if not fixed:
+        return config
+    kinds, plain = get_type_hints(config), config()
+    narrowed = []
+    for name, names in fixed.items():
+        kind = _with_fixed(kinds[name], names)
+        narrowed.append((name, kind, field(default=_as(kind, getattr(plain, name)))))
+    return make_dataclass(config.__name__, narrowed, bases=(config,), frozen=True)
+
+
+def _with_fixed(config: type, names: frozenset[str]) -> type:
+    kinds = get_type_hints(config)
+    fixed: list[Any] = [
+        (each.name, Annotated[kinds[each.name], tyro.conf.Fixed], _again(each))
+        for each in fields(config)
+        if each.name in names
+    ]
+    return make_dataclass(config.__name__, fixed, bases=(config,), frozen=True)
+
+
+def _again(each: Any) -> Any:
+    if each.default_factory is MISSING:
+        return field(default=each.default)
+    return field(default_factory=each.default_factory)
+
+
+def _as(config: Any, made: Any, **other: Any) -> Any:
+    """The fields of `made`, or others, as a config of this class."""
+    return config(**{each.name: getattr(made, each.name) for each in fields(config)} | other)
+
+
+def _unwrapped(config: type, made: Any) -> Any:
+    """What flags made of `_offered(config)`, as the config itself."""
+    fixed = getattr(config, "fixed_inside", {})
+    if not fixed:
+        return made
+    kinds = get_type_hints(config)
+    return _as(config, made, **{name: _as(kinds[name], getattr(made, name)) for name in fixed})
 
 
 def parse_options(options: type[Options], args: Sequence[str], prog: str, about: str) -> Options:

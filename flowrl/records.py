@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, TextIO
 
-LINES, TABLE, RUN, POLICY = "metrics.jsonl", "metrics.csv", "run.json", "policy"
+LINES, TABLE, RUN, POLICY, POLICIES = "metrics.jsonl", "metrics.csv", "run.json", "policy", "policies"
 
 
 class Reportable(Protocol):
@@ -49,7 +49,7 @@ def check_unused(folder: Path) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is a file; choose a directory for out")
-    for name in (LINES, TABLE, RUN, POLICY):
+    for name in (LINES, TABLE, RUN, POLICY, POLICIES):
         if os.path.lexists(folder / name):  # a link to nowhere, too
             raise FileExistsError(f"{folder} holds {name} of another run; choose another directory for out")
 

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+from urllib.parse import quote
 
 import flowrl
 from flowrl.backends.protocol import Backend
@@ -19,7 +20,7 @@ from flowrl.engine.stats import Stats
 from flowrl.errors import text_of
 from flowrl.flow import Flow
 from flowrl.goals import confirmed, goal_of
-from flowrl.records import POLICY, RecordFiles, folder_of
+from flowrl.records import POLICIES, POLICY, RecordFiles, folder_of
 
 if TYPE_CHECKING:
     from flowrl.operators.reporting import Summary
@@ -37,10 +38,12 @@ class Config(Protocol):
 class TrainResult:
     """What training came to.
 
-    policy: the newest policy (`policy.act(obs)`). history: every Summary. solved: whether stop_return was reached and
-    confirmed (None without stop_return). reason: why it stopped. evaluation: of the final confirmation. checkpoint: the
-    newest one, or else the directory with the saved policy, where `out` was given (`load_policy` takes either). stats:
-    where the time went. Of a training that was resumed, history and stats are what came since.
+    policy: the newest policy (`policy.act(obs)`); None where several are learned. history: every Summary. solved:
+    whether stop_return was reached and confirmed (None without stop_return). reason: why it stopped. evaluation: of the
+    final confirmation. checkpoint: the newest one, or else the directory with the saved policy, where `out` was given
+    (`load_policy` takes either); of several policies it holds a directory each. stats: where the time went. policies:
+    the newest policy of each policy id ("default", unless it has another). Of a training that was resumed, history and
+    stats are what came since.
     """
 
     policy: Any
@@ -51,6 +54,7 @@ class TrainResult:
     checkpoint: Path | str | None
     stats: Stats
     seed: int = 0
+    policies: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -209,11 +213,16 @@ def _save_before_leaving(
 
 
 def _saved(running: Run[Summary], folder: Path) -> Path | None:
-    if not running.has_policy:
+    states = running.policy_states()
+    if not states:
         return None
     from flowrl.rl.saved import save_policy
 
-    return save_policy(folder / POLICY, running.policy_state())
+    if len(states) == 1:
+        return save_policy(folder / POLICY, next(iter(states.values())))
+    for name, state in states.items():
+        save_policy(folder / POLICIES / quote(name, safe=" "), state)
+    return folder / POLICIES
 
 
 def _settings(what: Any, seed: int, goal: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,12 +244,13 @@ def _result(
     saving: Saving,
 ) -> TrainResult:
     stats = running.stats()
-    policy = running.policy() if running.has_policy else None
+    policies = running.policies()
+    policy = next(iter(policies.values())) if len(policies) == 1 else None
     checkpoint: Path | str | None = None if folder is None else _saved(running, folder)
     if saving.newest is not None:
         checkpoint = saving.newest if "://" in saving.newest else Path(saving.newest)
     solved = None if stop_return is None else reason == "solved"
-    return TrainResult(policy, history, solved, reason, evaluation, checkpoint, stats, running.seed)
+    return TrainResult(policy, history, solved, reason, evaluation, checkpoint, stats, running.seed, policies)
 
 
 def _flow_of(what: Any) -> Flow[Summary]:

@@ -20,7 +20,7 @@ class SendWeights(Operator[Any, Any]):
 
     to: a group, or "origin": the actors that the item came from.
     policy: passed on to `set_weights(flat, version, policy=)` where several policies live in a worker; None: the
-        `policy_id` that the learner's description gives, if it gives one.
+        `policy_id` that the learner's description gives, if it gives one. Of a learner of several it names them all.
     every_env_steps, every_updates: at most once in so many environment steps, or versions of the weights.
     """
 
@@ -29,7 +29,7 @@ class SendWeights(Operator[Any, Any]):
 
     learner: ActorGroup[Any]
     to: ActorGroup[Any] | Literal["origin"]
-    policy: str | None = None
+    policy: str | tuple[str, ...] | None = None
     every_env_steps: int | None = None
     every_updates: int | None = None
 

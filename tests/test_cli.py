@@ -83,7 +83,13 @@ def test_every_flag_has_its_help(name: str, command: list[str], capsys: pytest.C
     lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
     flagged = [at for at, line in enumerate(lines) if line.startswith("--")]
     inner = ("--policy.hidden", "--env-options.frame-stack")
-    known = {"--env", *(("--ppo.policy.hidden", "--dqn.policy.hidden") if name == "ppo_and_dqn" else inner)}
+    several = {
+        "ppo_and_dqn": ("--ppo.policy.hidden", "--dqn.policy.hidden"),
+        "multi_agent_ppo": ("--ppo.policy.hidden",),
+        "qmix": ("--dqn.policy.hidden",),
+        "maddpg": ("--ddpg.policy.hidden",),
+    }
+    known = {"--env", *several.get(name, inner)}
     assert known <= {lines[at].split()[0] for at in flagged}
     assert [lines[at] for at in flagged if lines[at + 1].startswith("(default")] == []
 

@@ -21,6 +21,7 @@ from flowrl.engine.build import build
 from flowrl.engine.core import CLOSED_MEANWHILE, Engine
 from flowrl.engine.cursors import END
 from flowrl.engine.interrupts import MAIN
+from flowrl.engine.learned import Learned
 from flowrl.engine.stats import Stats, snapshot
 from flowrl.errors import FlowError, GraphError
 from flowrl.flow import Flow, ParallelFlow
@@ -100,7 +101,7 @@ def _saving(engine: Engine, checkpoint: Checkpoints) -> Run[Any]:
     return SavingRun(engine, checkpoint)
 
 
-class Run(Iterator[T], Generic[T]):
+class Run(Learned, Iterator[T], Generic[T]):
     """An iterator over a running graph's items; a context manager that leaves no actor behind.
 
     Ctrl-C during a pull raises KeyboardInterrupt between two items: the run is paused, not closed, and nothing is lost.
@@ -236,43 +237,6 @@ class Run(Iterator[T], Generic[T]):
         self._background = Handle(self)
         return self._background
 
-    @property
-    def has_policy(self) -> bool:
-        """Whether one learner, and so one policy, is in this run."""
-        return sum(hasattr(states[0].actor_class, "policy_state") for states in self._engine.states.values()) == 1
-
-    def policy(self, name: str | None = None) -> Any:
-        """The newest policy of a learner, on the driver: `policy.act(obs)`.
-
-        Raises:
-            LookupError: no learner, or several and none named.
-        """
-        state, actor_class = self._policy_state(name)
-        return actor_class.policy_from(state)
-
-    def policy_state(self, name: str | None = None) -> dict[str, Any]:
-        """What `policy` is made of: spec, spaces, flat weights, version."""
-        return self._policy_state(name)[0]
-
-    def _policy_state(self, name: str | None) -> tuple[dict[str, Any], Any]:
-        learners = {
-            group: states[0]
-            for group, states in self._engine.states.items()
-            if hasattr(states[0].actor_class, "policy_state")
-        }
-        if name is not None and name not in learners:
-            by_policy = {self._ask(s, "policy_state")["policy_id"]: g for g, s in learners.items()}
-            if name not in by_policy:
-                known = ", ".join(sorted({*learners, *by_policy})) or "none"
-                raise LookupError(f"no learner or policy is called {name!r}; this run has {known}")
-            name = by_policy[name]
-        if name is None and len(learners) != 1:
-            raise LookupError(
-                f"policy(name) must name one of this run's learners: {', '.join(learners) or 'it has none'}"
-            )
-        state = learners[name] if name is not None else next(iter(learners.values()))
-        return self._ask(state, "policy_state"), state.actor_class
-
     def evaluate(self, episodes: int = 20, *, deterministic: bool = True) -> Any:
         """Plays whole episodes with the newest weights, on environments of their own with their own seeds.
 
@@ -357,9 +321,6 @@ class Run(Iterator[T], Generic[T]):
                 self._turn.put(None)
         if self._engine.interrupts.release():  # again: the thread that moved it may have closed it
             raise KeyboardInterrupt
-
-    def _ask(self, state: Any, method: str) -> Any:
-        return self._engine.handle(state, f"run.{method}", held=False).ask(method).result()
 
     def __enter__(self) -> Run[T]:
         return self

@@ -13,8 +13,10 @@ from flowrl.rl.agents_env import AgentsEnv, Moment
 from flowrl.rl.checked import NotFinite, ObsCheck
 from flowrl.rl.episodes import Casting, Episode, Play
 from flowrl.rl.evaluation import Evaluation
+from flowrl.rl.global_state import GlobalState
 from flowrl.rl.located import Call, Fault, Kind
-from flowrl.rl.roles import Role, Row, Scripted
+from flowrl.rl.roles import Role, Scripted
+from flowrl.rl.transitions import Row
 from flowrl.rl.vector import child
 from flowrl.rl.watchdog import Watchdog
 
@@ -26,6 +28,7 @@ class AgentsRollout:
     ended: the episodes that have ended; whoever reads them empties it. plays: those under way, one an environment.
     late: rewards, so far untold, of agents whose last transition was given out before. fault: the last of an
     environment, with the episode `faulty` that it was in, if any. at: the environment that steps or resets now.
+    joint: makes what rows say of the whole environment; None: they say nothing of it.
     """
 
     def __init__(
@@ -43,11 +46,13 @@ class AgentsRollout:
         reward_clip: float | None = None,
         deterministic: bool = False,
         watchdog: Watchdog | None = None,
+        joint: GlobalState | None = None,
     ):
         self.envs, self.roles, self.ended = list(envs), roles, list[Play]()
         self._casting, self._scripted, self._rng, self._stream = casting, scripted, rng, stream
         self._name, self._first, self._stride = name, first, stride
-        self._clip, self._deterministic = reward_clip, deterministic
+        self._clip, self._deterministic, self._joint = reward_clip, deterministic, joint
+        self.moments = 0  # steps of all environments so far
         self._checks: dict[Any, ObsCheck] = {}
         self.plays: list[Play] = []
         self.late = 0
@@ -113,6 +118,7 @@ class AgentsRollout:
         self.fault = Fault(error, kind, call, i, self.faulty.seed)
 
     def _step(self) -> None:
+        self.moments += 1
         actions: list[dict[Any, Any]] = [{} for _ in self.envs]
         asked: dict[str, list[Row]] = {}
         for i, play in enumerate(self.plays):
@@ -147,6 +153,9 @@ class AgentsRollout:
 
     def _take_in(self, i: int, play: Play, moment: Moment) -> None:
         """What an environment gave becomes rewards, ends and beginnings of transitions."""
+        if self._joint is not None:
+            play.seen = {agent: obs for agent, obs in play.seen.items() if agent not in moment.ended} | moment.acting
+            play.stand = self._joint.stand(self.moments, self.envs[i], moment, play.seen)
         for agent, reward in moment.rewards.items():
             if not np.isfinite(reward):
                 error = NotFinite.of(i, None, f"environment {i} gave agent {agent!r} the reward {reward}")
@@ -186,6 +195,8 @@ class AgentsRollout:
         mask = role.mask_of(obs, moment.infos.get(slot[1]), where)
         row = Row(slot, role.stored(obs), mask, play.early.pop(slot[1], 0.0))
         row.starts = before is None
+        if self._joint is not None:
+            row.at, row.place = play.stand, self._joint.place(slot[1])
         row.before = role.memory() if before is None else before.after
         if before is not None:
             before.follower = row
@@ -195,7 +206,7 @@ class AgentsRollout:
         role = self.roles[play.policies[agent]]
         if obs is not None and final:
             self._check(agent, obs, row.slot[0], play)
-        row.next_obs = role.final(row, obs)
+        row.next_obs, row.then = role.final(row, obs), play.stand
         where = f"{self._name} (agent {agent!r})"
         row.next_mask = None if obs is None else role.mask_of(obs, moment.infos.get(agent), where, final=final)
         if self._clip is not None:

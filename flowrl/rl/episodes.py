@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from flowrl.rl.agents_env import AgentsEnv
-from flowrl.rl.roles import Row
+from flowrl.rl.global_state import Stand
 from flowrl.rl.spec import Spaces
+from flowrl.rl.transitions import Row
 
 PROBED = 32  # episodes for which policy_of is asked beforehand, to see who may play what
 
@@ -32,7 +33,8 @@ class Play:
 
     policies: by agent that has acted, its policy. pending: the transitions that have begun and not ended. last: each
     agent's newest finished one. early: rewards of agents who have not acted since. returns, lengths: raw rewards and
-    actions so far, by agent. seed: of its reset. played: the actions so far, by agent.
+    actions so far, by agent. seed: of its reset. played: the actions so far, by agent. seen: the last observations of
+    all who live, and stand: how the environment stands, where agents are joined.
     """
 
     episode: Episode
@@ -47,6 +49,8 @@ class Play:
     steps: int = 0
     seed: int = 0
     played: list[dict[Any, Any]] = field(default_factory=list)
+    seen: dict[Any, Any] = field(default_factory=dict)
+    stand: Stand | None = None
 
 
 class Casting:
@@ -104,6 +108,11 @@ class Casting:
     def spaces(self) -> dict[str, Spaces]:
         """The spaces by policy."""
         return {policy: self._spaces[policy] for policy in self._known}
+
+    @property
+    def of_agents(self) -> dict[Any, Spaces]:
+        """The spaces of all possible agents, and of those that came."""
+        return dict(self._agents)
 
     def of_agent(self, agent: Any) -> Spaces:
         """The spaces of an agent that was cast."""

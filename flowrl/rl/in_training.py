@@ -16,6 +16,12 @@ from flowrl.rl.spec import PolicySpec, Spaces
 from flowrl.rl.targets import TargetUpdates
 
 
+def child_of(seed: int | np.random.SeedSequence | None, part: int) -> np.random.SeedSequence:
+    """The stream `part` below a seed; of a SeedSequence without changing it, as its `spawn` would."""
+    sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+    return np.random.SeedSequence(sequence.entropy, spawn_key=(*sequence.spawn_key, part))
+
+
 class InTraining:
     """A policy, its optimizers and its target, and how often they were updated.
 
@@ -27,10 +33,7 @@ class InTraining:
         self.spec = policy
         self.policy_id = policy_id
         sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
-        # Spawned by hand: SeedSequence.spawn counts its children, and the caller's sequence must not change.
-        self._weights_seed, order_seed = (
-            np.random.SeedSequence(sequence.entropy, spawn_key=(*sequence.spawn_key, part)) for part in (0, 1)
-        )
+        self._weights_seed, order_seed = child_of(sequence, 0), child_of(sequence, 1)
         self._rng = np.random.default_rng(order_seed)
         self._policy: Policy | None = None
         self._descent = descent

@@ -18,9 +18,9 @@ from flowrl.rl.inference import make_inference
 from flowrl.rl.masks import Mask, checked_mask, masked
 from flowrl.rl.observations import MASK, NEXT_MASK, Obs, ObsLayout, map_arrays
 from flowrl.rl.spec import PolicySpec, Spaces
+from flowrl.rl.transitions import Row, Slot, joint_columns
 
 Array = npt.NDArray[Any]
-Slot = tuple[int, Any]  # environment of the worker, agent
 
 
 @dataclass(frozen=True)
@@ -31,30 +31,6 @@ class Scripted:
     """
 
     act: Callable[[Any, Any, np.random.Generator], Any]
-
-
-class Row:
-    """One transition of an agent: from where it acts to where it acts next, or its end."""
-
-    __slots__ = (
-        "action", "after", "before", "follower", "gone", "logp", "mask", "next_mask", "next_obs", "obs", "q_taken",
-        "reward", "slot", "starts", "terminated", "truncated", "value",
-    )  # fmt: skip
-
-    def __init__(self, slot: Slot, obs: Obs, mask: Mask | None, reward: float):
-        self.slot, self.obs, self.mask, self.reward = slot, obs, mask, reward
-        self.gone = False  # in a batch that was given out
-        self.starts = False  # whether its agent acts for the first time in this part of an episode
-        self.terminated = self.truncated = False
-        self.next_obs: Obs | None = None
-        self.next_mask: Mask | None = None
-        self.follower: Row | None = None  # its agent's next one
-        self.action: Any = None  # as batches store it
-        self.logp: Any = None
-        self.q_taken: Any = None
-        self.value: Any = None  # where it came with the policy's output
-        self.before: dict[str, Array] = {}  # the policy's memory before and after
-        self.after: dict[str, Array] = {}
 
 
 class Role:
@@ -246,6 +222,8 @@ class Role:
         mask_R = self._masks([row.mask for row in rows])
         if mask_R is not None:
             columns[MASK] = mask_R
+        if rows[0].at is not None:
+            columns |= joint_columns(rows)
         if self.net.state_shapes:
             columns["starts"] = np.array([row.starts for row in rows])
             columns |= {f"state/{name}": np.stack([row.before[name] for row in rows]) for name in rows[0].before}
