@@ -11,7 +11,22 @@ if __name__ != "flowrl.algorithms":
 from flowrl.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from flowrl.algorithms import a2c, a3c, apex, appo, ddpg, ddppo, dqn, impala, ppo, ppo_and_dqn, r2d2, sac, td3
+    from flowrl.algorithms import (
+        a2c,
+        a3c,
+        apex,
+        appo,
+        ddpg,
+        ddppo,
+        dqn,
+        impala,
+        league_play,
+        ppo,
+        ppo_and_dqn,
+        r2d2,
+        sac,
+        td3,
+    )
     from flowrl.algorithms.a2c import A2CConfig
     from flowrl.algorithms.a3c import A3CConfig
     from flowrl.algorithms.apex import ApexConfig
@@ -20,6 +35,7 @@ if TYPE_CHECKING:
     from flowrl.algorithms.ddppo import DDPPOConfig
     from flowrl.algorithms.dqn import DQNConfig
     from flowrl.algorithms.impala import IMPALAConfig
+    from flowrl.algorithms.league_play import LeaguePlayConfig
     from flowrl.algorithms.ppo import PPOConfig
     from flowrl.algorithms.ppo_and_dqn import PPOAndDQNConfig
     from flowrl.algorithms.r2d2 import R2D2Config
@@ -37,6 +53,7 @@ else:
             "ddppo": ("DDPPOConfig",),
             "dqn": ("DQNConfig",),
             "impala": ("IMPALAConfig",),
+            "league_play": ("LeaguePlayConfig",),
             "ppo": ("PPOConfig",),
             "ppo_and_dqn": ("PPOAndDQNConfig",),
             "r2d2": ("R2D2Config",),
@@ -52,6 +69,7 @@ else:
             "ddppo",
             "dqn",
             "impala",
+            "league_play",
             "ppo",
             "ppo_and_dqn",
             "r2d2",
@@ -70,6 +88,7 @@ CONFIGS = {
     "ddppo": "DDPPOConfig",
     "dqn": "DQNConfig",
     "impala": "IMPALAConfig",
+    "league_play": "LeaguePlayConfig",
     "ppo": "PPOConfig",
     "ppo_and_dqn": "PPOAndDQNConfig",
     "r2d2": "R2D2Config",
@@ -86,6 +105,7 @@ __all__ = [
     "DDPPOConfig",
     "DQNConfig",
     "IMPALAConfig",
+    "LeaguePlayConfig",
     "PPOAndDQNConfig",
     "PPOConfig",
     "R2D2Config",
@@ -99,6 +119,7 @@ __all__ = [
     "ddppo",
     "dqn",
     "impala",
+    "league_play",
     "ppo",
     "ppo_and_dqn",
     "r2d2",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flowrl.operators.exploration import SetEpsilon
     from flowrl.operators.goals import RelabelGoals
     from flowrl.operators.gradients import ApplyGradients, AverageGradients, ComputeGradients
+    from flowrl.operators.league import PlayAgainst, SnapshotToLeague
     from flowrl.operators.mixing import MixInReplay
     from flowrl.operators.nstep import NStep
     from flowrl.operators.policies import SelectPolicies
@@ -40,6 +41,7 @@ else:
             "exploration": ("SetEpsilon",),
             "goals": ("RelabelGoals",),
             "gradients": ("ApplyGradients", "AverageGradients", "ComputeGradients"),
+            "league": ("PlayAgainst", "SnapshotToLeague"),
             "mixing": ("MixInReplay",),
             "nstep": ("NStep",),
             "policies": ("SelectPolicies",),
@@ -67,6 +69,7 @@ __all__ = [
     "MixInReplay",
     "NStep",
     "ParallelRollouts",
+    "PlayAgainst",
     "RelabelGoals",
     "Replay",
     "ReportMetrics",
@@ -74,6 +77,7 @@ __all__ = [
     "SendWeights",
     "SetEpsilon",
     "ShareRewardMoments",
+    "SnapshotToLeague",
     "Standardize",
     "StoreToReplay",
     "Summary",

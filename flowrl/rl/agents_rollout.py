@@ -47,6 +47,7 @@ class AgentsRollout:
         self._plays: list[Play] = []
         self._late = 0  # rewards of agents whose last transition was given out before
         self.begun = [0] * len(self.envs)  # episodes, by environment
+        self._named = tuple(roles)  # whose figures are told: others come and go
 
     def forget(self) -> None:
         """New episodes begin at the next step; what was under way is dropped."""
@@ -54,6 +55,11 @@ class AgentsRollout:
         self.ended = []
         for role in self.roles.values():
             role.rows.clear()
+
+    @property
+    def plays(self) -> Sequence[Play]:
+        """The episodes under way."""
+        return self._plays
 
     @property
     def longest(self) -> int:
@@ -179,7 +185,7 @@ class AgentsRollout:
         }
         if self._late:
             metrics["late_rewards"], self._late = Sum(self._late), 0
-        for name in self.roles:
+        for name in self._named:
             agents = [
                 (play.returns.get(agent, 0.0), play.lengths.get(agent, 0))
                 for play in self.ended

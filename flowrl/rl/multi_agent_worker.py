@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,7 @@ class MultiAgentWorker:
     """
 
     default_cpus = 1
+    casting: ClassVar[type[Casting]] = Casting
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class MultiAgentWorker:
             seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed, spawn_key=(index,))
         )
         envs = [self._make_env(child(self._stream, ENVS, i), i) for i in range(num_envs)]
-        self._casting = Casting(tuple(policies), policy_of, envs[0], self._name)
+        self._casting = self.casting(tuple(policies), policy_of, envs[0], self._name)
         spaces = self._casting.spaces
         self._scripted = {name: spec for name, spec in policies.items() if isinstance(spec, Scripted)}
         self._roles = {
@@ -131,10 +132,13 @@ class MultiAgentWorker:
         self._steps_taken += self._steps
         for role in self._roles.values():
             role.rows.clear()  # of policies whose experience nobody wants
-        metrics, rollout.ended = rollout.metrics(), []
+        metrics, rollout.ended = self._metrics(rollout), []
         made = {name: batch for name, batch in batches.items() if batch is not None}
         version = min((self._roles[name].version for name in self._collected), default=None)
         return Answer(MultiAgentBatch(made, env_steps=self._steps * self._num_envs), metrics, version)
+
+    def _metrics(self, rollout: AgentsRollout) -> dict[Any, Any]:
+        return rollout.metrics()
 
     # the policies
     def spaces(self) -> dict[str, Spaces]:
@@ -200,7 +204,7 @@ class MultiAgentWorker:
         if weights is not None:
             mine = self._collected[0] if policy is None and len(self._collected) == 1 else policy
             theirs[self._role(mine).policy_id] = weights
-        roles = {name: role.for_evaluation(theirs.get(name)) for name, role in self._roles.items()}
+        roles = {name: role.for_evaluation(theirs.get(name)) for name, role in self._rollout.roles.items()}
         stream = np.random.SeedSequence(seed, spawn_key=(EVALUATION_KEY,))
         quota = quotas(episodes, min(episodes, self._num_envs))
         envs = [self._make_env(child(stream, ENVS, i), i) for i in range(len(quota))]
