@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ddppo,
         dqn,
         impala,
+        league_play,
         maddpg,
         multi_agent_ppo,
         ppo,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from flowrl.algorithms.ddppo import DDPPOConfig
     from flowrl.algorithms.dqn import DQNConfig
     from flowrl.algorithms.impala import IMPALAConfig
+    from flowrl.algorithms.league_play import LeaguePlayConfig
     from flowrl.algorithms.maddpg import MADDPGConfig
     from flowrl.algorithms.multi_agent_ppo import MultiAgentPPOConfig
     from flowrl.algorithms.ppo import PPOConfig
@@ -57,6 +59,7 @@ else:
             "ddppo": ("DDPPOConfig",),
             "dqn": ("DQNConfig",),
             "impala": ("IMPALAConfig",),
+            "league_play": ("LeaguePlayConfig",),
             "maddpg": ("MADDPGConfig",),
             "multi_agent_ppo": ("MultiAgentPPOConfig",),
             "ppo": ("PPOConfig",),
@@ -75,9 +78,8 @@ else:
             "ddppo",
             "dqn",
             "impala",
+            "league_play",
             "maddpg",
-            "maddpg",
-            "multi_agent_ppo",
             "multi_agent_ppo",
             "ppo",
             "ppo_and_dqn",
@@ -99,6 +101,7 @@ CONFIGS = {
     "ddppo": "DDPPOConfig",
     "dqn": "DQNConfig",
     "impala": "IMPALAConfig",
+    "league_play": "LeaguePlayConfig",
     "maddpg": "MADDPGConfig",
     "multi_agent_ppo": "MultiAgentPPOConfig",
     "ppo": "PPOConfig",
@@ -118,6 +121,7 @@ __all__ = [
     "DDPPOConfig",
     "DQNConfig",
     "IMPALAConfig",
+    "LeaguePlayConfig",
     "MADDPGConfig",
     "MultiAgentPPOConfig",
     "PPOAndDQNConfig",
@@ -134,6 +138,7 @@ __all__ = [
     "ddppo",
     "dqn",
     "impala",
+    "league_play",
     "maddpg",
     "multi_agent_ppo",
     "ppo",

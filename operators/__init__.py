@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from flowrl.operators.goals import RelabelGoals
     from flowrl.operators.gradients import ApplyGradients, AverageGradients, ComputeGradients
     from flowrl.operators.joining import JoinAgents
+    from flowrl.operators.league import PlayAgainst, SnapshotToLeague
     from flowrl.operators.mixing import MixInReplay
     from flowrl.operators.nstep import NStep
     from flowrl.operators.policies import SelectPolicies
@@ -42,6 +43,7 @@ else:
             "goals": ("RelabelGoals",),
             "joining": ("JoinAgents",),
             "gradients": ("ApplyGradients", "AverageGradients", "ComputeGradients"),
+            "league": ("PlayAgainst", "SnapshotToLeague"),
             "mixing": ("MixInReplay",),
             "nstep": ("NStep",),
             "policies": ("SelectPolicies",),
@@ -70,6 +72,7 @@ __all__ = [
     "MixInReplay",
     "NStep",
     "ParallelRollouts",
+    "PlayAgainst",
     "RelabelGoals",
     "Replay",
     "ReportMetrics",
@@ -77,6 +80,7 @@ __all__ = [
     "SendWeights",
     "SetEpsilon",
     "ShareRewardMoments",
+    "SnapshotToLeague",
     "Standardize",
     "StoreToReplay",
     "Summary",

@@ -12,9 +12,12 @@ if TYPE_CHECKING:
     from flowrl.rl.central import InferenceServer
     from flowrl.rl.envs import EnvContext
     from flowrl.rl.evaluator import Evaluator
+    from flowrl.rl.league import League
+    from flowrl.rl.league_worker import LeagueWorker
     from flowrl.rl.learner import Learner
     from flowrl.rl.learning_worker import LearningWorker
     from flowrl.rl.losses import Loss, LossOut
+    from flowrl.rl.matchmaking import Matchmaking
     from flowrl.rl.multi_agent_worker import MultiAgentWorker
     from flowrl.rl.policy import Policy
     from flowrl.rl.replay import ReplayShard
@@ -30,9 +33,12 @@ else:
             "central": ("InferenceServer",),
             "envs": ("EnvContext",),
             "evaluator": ("Evaluator",),
+            "league": ("League",),
+            "league_worker": ("LeagueWorker",),
             "learner": ("Learner",),
             "learning_worker": ("LearningWorker",),
             "losses": ("Loss", "LossOut"),
+            "matchmaking": ("Matchmaking",),
             "multi_agent_worker": ("MultiAgentWorker",),
             "policy": ("Policy",),
             "replay": ("ReplayShard",),
@@ -49,10 +55,13 @@ __all__ = [
     "EnvOptions",
     "Evaluator",
     "InferenceServer",
+    "League",
+    "LeagueWorker",
     "Learner",
     "LearningWorker",
     "Loss",
     "LossOut",
+    "Matchmaking",
     "MultiAgentWorker",
     "Policy",
     "PolicySpec",

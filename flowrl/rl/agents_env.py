@@ -52,7 +52,7 @@ class AgentsEnv:
         self.possible = tuple(getattr(env, "possible_agents", ()) or _keys(env))
         if not self.possible:
             raise TypeError(f"{type(env).__qualname__} does not say who its agents are (`possible_agents`): {PROTOCOL}")
-        self._live: set[Any] = set()
+        self._live: dict[Any, None] = {}  # a set's order is another in each process, and so would be that of the rows
 
     def spaces(self, agent: Any) -> Spaces:
         """The observation and action space of an agent.
@@ -75,7 +75,7 @@ class AgentsEnv:
         """A new episode."""
         obs, infos = reset_answer(self.env.reset(seed=seed))
         acting = dict(_by_agent("observations", obs))
-        self._live = set(acting)
+        self._live = dict.fromkeys(acting)
         return Moment(acting, infos=infos)
 
     def step(self, actions: Mapping[Any, Any]) -> Moment:
@@ -88,13 +88,13 @@ class AgentsEnv:
         acting = dict(_by_agent("observations", obs))
         earned = {agent: one_reward(reward) for agent, reward in _by_agent("rewards", rewards).items() if agent != ALL}
         ends = _flags("terminated", terminated), _flags("truncated", truncated)
-        self._live |= set(acting)
+        self._live |= dict.fromkeys(acting)
         ended = {
             agent: (agent in ends[0], acting.pop(agent, None))
             for agent in list(self._live)
             if agent in ends[0] or agent in ends[1]
         }
-        self._live -= set(ended)
+        self._live = {agent: None for agent in self._live if agent not in ended}
         over = ALL in ends[0] or ALL in ends[1] or self._deserted(terminated, truncated)
         if over:
             ended |= {agent: (ALL in ends[0], acting.get(agent)) for agent in self._live}

@@ -61,6 +61,7 @@ class AgentsRollout:
         self.faulty: Play | None = None
         self.at = 0
         self._watchdog = watchdog
+        self._named = tuple(roles)  # whose figures are told: others come and go
 
     def take_up(self, plays: list[Play], late: int) -> None:
         """Goes on with the episodes of another rollout, in these environments."""
@@ -235,7 +236,7 @@ class AgentsRollout:
         }
         if self.late:
             metrics["late_rewards"], self.late = Sum(self.late), 0
-        for name in self.roles:
+        for name in self._named:
             agents = [
                 (play.returns.get(agent, 0.0), play.lengths.get(agent, 0))
                 for play in self.ended

@@ -71,6 +71,7 @@ class Casting:
         self._players: dict[str, Any] = {}  # by policy, the agent whose spaces it has
         self._spaces: dict[str, Spaces] = {}
         self._agents: dict[Any, Spaces] = {agent: env.spaces(agent) for agent in env.possible}
+        self._cast: set[tuple[str, Any]] = set()  # who has played what: to compare spaces takes longer than a step
         for number in range(PROBED if policy_of is not None else 1):
             for agent in env.possible:
                 self.policy(agent, Episode(number, np.random.default_rng(number)), env)
@@ -81,6 +82,8 @@ class Casting:
     def policy(self, agent: Any, episode: Episode, env: AgentsEnv) -> str:
         """The policy that an agent plays in an episode."""
         policy = self._known[0] if self._policy_of is None else self._policy_of(agent, episode)
+        if (policy, agent) in self._cast:
+            return policy
         if policy not in self._known:
             raise ValueError(
                 f"policy_of gave agent {agent!r} of {self._name} the policy {policy!r}, which is not defined; there "
@@ -95,6 +98,7 @@ class Casting:
                 f"agents {first!r} and {agent!r} of {self._name} both play policy {policy!r}, but their {what} spaces "
                 f"differ: {getattr(known, what)} and {getattr(spaces, what)}; give each its own policy"
             )
+        self._cast.add((policy, agent))
         return policy
 
     def meet(self, agent: Any, env: AgentsEnv) -> Spaces:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,7 @@ class MultiAgentWorker:
     """
 
     default_cpus = 1
+    casting: ClassVar[type[Casting]] = Casting
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class MultiAgentWorker:
         self._watchdog = None if timeout_s is None else Watchdog(timeout_s)
         self._faults = AgentsFaults(env, env_kwargs, env_options, index, count, num_envs, child(self._stream, ENVS))
         envs = [self._faults.made(lambda i=i: self._make_env(child(self._stream, ENVS, i), i)) for i in range(num_envs)]  # type: ignore[misc]
-        self._casting = Casting(tuple(policies), policy_of, envs[0], self._name)
+        self._casting = self.casting(tuple(policies), policy_of, envs[0], self._name)
         spaces = self._casting.spaces
         self._scripted = {name: spec for name, spec in policies.items() if isinstance(spec, Scripted)}
         self._roles = {
@@ -150,7 +151,7 @@ class MultiAgentWorker:
         self._steps_taken += self._steps
         for role in self._roles.values():
             role.rows.clear()  # of policies whose experience nobody wants
-        metrics, rollout.ended = rollout.metrics(), []
+        metrics, rollout.ended = self._metrics(rollout), []
         if self._faults.in_a_row:
             metrics |= self._faults.outlived()
         made = {name: batch for name, batch in batches.items() if batch is not None}
@@ -185,6 +186,9 @@ class MultiAgentWorker:
         with suppress(Exception):  # it is given up in any case
             self._rollout.envs[i].close()
         self._rollout.envs[i] = self._faults.made(lambda: self._make_env(child(self._stream, ENVS, i), i))
+
+    def _metrics(self, rollout: AgentsRollout) -> dict[Any, Any]:
+        return rollout.metrics()
 
     # the policies
     def spaces(self) -> dict[str, Spaces]:
@@ -267,7 +271,7 @@ class MultiAgentWorker:
         """
         whose = self._collected if policy is None else (policy,)
         theirs = {} if weights is None else self._apart(weights, whose) if len(whose) > 1 else {whose[0]: weights}
-        roles = {name: role.for_evaluation(theirs.get(name)) for name, role in self._roles.items()}
+        roles = {name: role.for_evaluation(theirs.get(name)) for name, role in self._rollout.roles.items()}
         stream = np.random.SeedSequence(seed, spawn_key=(EVALUATION_KEY,))
         quota = quotas(episodes, min(episodes, self._num_envs))
         envs = [self._make_env(child(stream, ENVS, i), i) for i in range(len(quota))]
@@ -291,6 +295,7 @@ class MultiAgentWorker:
             "rng": self._rng.bit_generator.state,
             "steps_taken": self._steps_taken,
             "begun": list(self._rollout.begun),
+            "moments": self._rollout.moments,
             "plays": freeze_plays(self._rollout) if self._rollout.plays else None,
             "playing": bool(self._rollout.plays),
             "policies": {
@@ -321,6 +326,7 @@ class MultiAgentWorker:
         self._rng.bit_generator.state = state["rng"]
         self._steps_taken = int(state["steps_taken"])
         self._rollout.forget()
+        self._rollout.moments = int(state["moments"])
         most = max(state["begun"], default=0)
         same = len(state["begun"]) == self._num_envs
         self._rollout.begun = list(state["begun"]) if same else [most] * self._num_envs  # no episode comes twice

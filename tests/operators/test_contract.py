@@ -25,12 +25,14 @@ from flowrl.operators import (
     JoinAgents,
     MixInReplay,
     NStep,
+    PlayAgainst,
     RelabelGoals,
     ReportMetrics,
     SelectPolicies,
     SendWeights,
     SetEpsilon,
     ShareRewardMoments,
+    SnapshotToLeague,
     Standardize,
     StoreToReplay,
     TrainOneStep,
@@ -64,6 +66,20 @@ class Learner:
 
     def store(self, batch: Batch) -> None: ...
 
+    def freeze(self, player: str, flat: Any, version: int) -> None: ...
+
+    def match_report(self) -> None: ...
+
+    def lineup(self, report: Any, count: int) -> None: ...
+
+    def set_lineup(self, lineup: Any) -> None: ...
+
+
+class PlayersLearner(Learner):
+    """One of a player in a league."""
+
+    def __init__(self, policy_id: str) -> None: ...
+
 
 def distance(achieved: Any, desired: Any) -> Any:
     """A reward."""
@@ -90,6 +106,7 @@ FRAGMENTS = [fragment(seed) for seed in range(5)]
 PARTS = [parts(seed) for seed in range(4)]
 NUMBERS = [3, 1, 4, 1, 5]
 LEARNER = flowrl.actor(Learner, name="learner")
+PLAYER = flowrl.actor(PlayersLearner, policy_id="main", name="learner")
 
 SPEC = PolicySpec(hidden=(4,))
 WORKER = RolloutWorker("CartPole-v1", SPEC, steps=6, num_envs=2, next_obs=True, seed=0)
@@ -114,6 +131,8 @@ CASES: list[tuple[Operator[Any, Any], list[Any]]] = [
     (RelabelGoals(distance, "final", copies=1), FRAGMENTS),
     (MixInReplay(slots=2, proportion=1.5), FRAGMENTS),
     (SetEpsilon(LEARNER, lambda steps: 0.5), FRAGMENTS),
+    (SnapshotToLeague(PLAYER, PLAYER, every_updates=3), FRAGMENTS),
+    (PlayAgainst(LEARNER, LEARNER), FRAGMENTS),
     (UpdateTarget(LEARNER, tau=0.1), FRAGMENTS),
     (UpdatePriorities(), [TrainInfo("learner[0]", version, 0) for version in range(3)]),
     (WaitUntil(env_steps=1), FRAGMENTS),
@@ -150,7 +169,10 @@ def context() -> Iterator[Callable[[], Context]]:
 def test_the_contract(op, items, context):
     if isinstance(op, ComputeGradients):
         return check_operator(op, items, ctx=Context("node", actor=WORKER))
-    needs_a_run = isinstance(op, SendWeights | ReportMetrics | ShareRewardMoments | SetEpsilon | MixInReplay)
+    needs_a_run = isinstance(
+        op,
+        SendWeights | ReportMetrics | ShareRewardMoments | SetEpsilon | MixInReplay | SnapshotToLeague | PlayAgainst,
+    )
     return check_operator(op, items, ctx=context() if needs_a_run else None)
 
 

@@ -1,0 +1,92 @@
+"""Self-play in a league: each player is trained by PPO against snapshots of itself and of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from flowrl import ActorGroup, Flow, actor, actors, rl
+from flowrl.algorithms import ppo
+from flowrl.algorithms.collecting import refuse_collecting
+from flowrl.algorithms.ppo import PPOConfig
+from flowrl.numbers import check_fields
+from flowrl.operators import (
+    AddAdvantages,
+    ParallelRollouts,
+    PlayAgainst,
+    ReportMetrics,
+    SnapshotToLeague,
+    Summary,
+    Union,
+)
+from flowrl.operators.training import TrainInfo
+from flowrl.rl.schedules import Linear
+
+
+@dataclass(frozen=True)
+class LeaguePlayConfig:
+    """The settings of a league. What concerns environments and workers is said here; `ppo` says how every player's
+    policy is made and trained."""
+
+    several_agents: ClassVar[bool] = True
+
+    env: Any = "flowrl.rl.games:kuhn_poker"
+    """A factory of an environment of several agents, "package.module:Name", or a module such as
+    "pettingzoo.classic.connect_four_v3"; its agents have the same spaces."""
+    env_kwargs: Mapping[str, Any] | None = None
+    """Keyword arguments of the environment."""
+    players: Mapping[str, str] = field(default_factory=lambda: {"main": "latest"})
+    """By id, how a player's opponents are drawn: "latest" (itself), "uniform" (fictitious self-play), "prioritized", or
+    AlphaStar's "main", "main_exploiter" and "league_exploiter"; in Python also a `flowrl.rl.Matchmaking`."""
+    snapshot_every_updates: int = 2
+    """A player is frozen after so many batches, again and again."""
+    opponents: int = 4
+    """How many opponents are drawn for a worker at a time."""
+    num_workers: int = 1
+    """Rollout workers of each player: the shards of the graph."""
+    envs_per_worker: int = 64
+    """Copies of the environment that a worker steps together."""
+    unroll: int = 32
+    """Steps of each environment in a fragment."""
+    ppo: PPOConfig = field(
+        default_factory=lambda: PPOConfig(
+            batch_steps=2000, epochs=4, learning_rate=Linear(2e-3, 2e-4, 200_000), discount=1.0, gae_lambda=0.95,
+            entropy_cost=Linear(0.5, 0.1, 200_000),
+        )
+    )  # fmt: skip
+    """How a player is trained; batch_steps are the environment's. A large entropy bonus that is lowered keeps self-play
+    from going round in circles (arXiv:2206.05825)."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, whole=("num_workers", "envs_per_worker", "unroll", "snapshot_every_updates", "opponents"))
+        refuse_collecting("a league", ppo=self.ppo)
+
+    def graph(self) -> Flow[Summary]:
+        """The whole algorithm as a flow of summaries."""
+        return graph(self)
+
+
+def graph(cfg: LeaguePlayConfig) -> Flow[Summary]:
+    """A branch for every player, behind which stands one league."""
+    league = actor(rl.League, cfg.players, name="league")
+    branches = [player(cfg, name, league) for name in cfg.players]
+    trained = branches[0] if len(branches) == 1 else Union(branches)
+    return trained.for_each(ReportMetrics())
+
+
+def player(cfg: LeaguePlayConfig, name: str, league: ActorGroup[rl.League]) -> Flow[TrainInfo]:
+    """One player: its games against members of the league, PPO's tail, and what it tells the league."""
+    workers = actors(
+        rl.LeagueWorker, cfg.env, name, cfg.ppo.policy, players=tuple(cfg.players), steps=cfg.unroll,
+        num_envs=cfg.envs_per_worker, env_kwargs=cfg.env_kwargs, count=cfg.num_workers, name=f"{name}_workers",
+    )  # fmt: skip
+    learner = ppo.learner_of(cfg.ppo, policy_id=name, name=f"{name}_learner")
+    return (
+        ParallelRollouts(workers)
+        .for_each(AddAdvantages(cfg.ppo.discount, cfg.ppo.gae_lambda, policy=name))
+        .gather_sync()
+        .through(ppo.learn(cfg.ppo, learner, workers))
+        .for_each(SnapshotToLeague(league, learner, every_updates=cfg.snapshot_every_updates))
+        .for_each(PlayAgainst(league, workers, opponents=cfg.opponents))
+    )
