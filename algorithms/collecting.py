@@ -113,19 +113,3 @@ def evaluated(trained: Flow[T], cfg: CollectingConfig, learner: ActorGroup[Any])
     )  # fmt: skip
     every = EvaluateEvery(evaluators, learner, env_steps=cfg.evaluate_every_env_steps, episodes=cfg.evaluate_episodes)
     return trained.for_each(every)
-
-
-def refuse_collecting(mix: str, **configs: CollectingConfig) -> None:
-    """Nothing, if these parts of a mix leave what concerns environments and workers as it is.
-
-    Raises:
-        ValueError: one says something about them, which would change nothing; names it.
-    """
-    for name, config in configs.items():
-        plain = type(config)()
-        for each in fields(CollectingConfig):
-            if each.name != "policy" and getattr(config, each.name) != getattr(plain, each.name):
-                raise ValueError(
-                    f"{name}.{each.name}={getattr(config, each.name)!r} has no part in {mix}: environments and workers "
-                    f"are {mix}'s own"
-                )

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from flowrl import ActorGroup, Flow, actor, actors, rl
 from flowrl.algorithms import ppo
-from flowrl.algorithms.collecting import refuse_collecting
 from flowrl.algorithms.ppo import PPOConfig
+from flowrl.algorithms.several import OF_THE_MIX, check_fixed
 from flowrl.numbers import check_fields
 from flowrl.operators import (
     AddAdvantages,
@@ -30,6 +30,7 @@ class LeaguePlayConfig:
     policy is made and trained."""
 
     several_agents: ClassVar[bool] = True
+    fixed_inside: ClassVar[Mapping[str, frozenset[str]]] = {"ppo": OF_THE_MIX | {"normalize_rewards"}}
 
     env: Any = "flowrl.rl.games:kuhn_poker"
     """A factory of an environment of several agents, "package.module:Name", or a module such as
@@ -60,7 +61,7 @@ class LeaguePlayConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, whole=("num_workers", "envs_per_worker", "unroll", "snapshot_every_updates", "opponents"))
-        refuse_collecting("a league", ppo=self.ppo)
+        check_fixed(self, "a league")
 
     def graph(self) -> Flow[Summary]:
         """The whole algorithm as a flow of summaries."""

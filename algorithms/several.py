@@ -17,7 +17,7 @@ OF_THE_MIX = frozenset(entry.name for entry in fields(CollectingConfig)) - {
 }
 
 
-def check_fixed(cfg: Any) -> None:
+def check_fixed(cfg: Any, whole: str = "a mix") -> None:
     """Nothing, if the inner configs leave alone what is the outer's (`fixed_inside`).
 
     Raises:
@@ -29,8 +29,8 @@ def check_fixed(cfg: Any) -> None:
         for entry in sorted(fixed):
             if getattr(config, entry) != getattr(plain, entry):
                 raise ValueError(
-                    f"{name}.{entry}={getattr(config, entry)!r} has no part in a mix: environments and workers are "
-                    "the mix's own"
+                    f"{name}.{entry}={getattr(config, entry)!r} has no part in {whole}: environments and workers are "
+                    f"the {whole.split()[-1]}'s own"
                 )
 
 

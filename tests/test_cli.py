@@ -86,6 +86,7 @@ def test_every_flag_has_its_help(name: str, command: list[str], capsys: pytest.C
     several = {
         "ppo_and_dqn": ("--ppo.policy.hidden", "--dqn.policy.hidden"),
         "multi_agent_ppo": ("--ppo.policy.hidden",),
+        "league_play": ("--ppo.policy.hidden",),
         "qmix": ("--dqn.policy.hidden",),
         "maddpg": ("--ddpg.policy.hidden",),
     }

