@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -250,6 +250,10 @@ class MultiAgentWorker:
         most = max(state["begun"], default=0)
         same = len(state["begun"]) == self._num_envs
         self._rollout.begun = list(state["begun"]) if same else [most] * self._num_envs  # no episode comes twice
+
+    def each_env(self, act: Callable[[Any], Any]) -> list[Any]:
+        """What a function gives of each environment: to look into them, or for a curriculum."""
+        return [act(env.env) for env in self._rollout.envs]
 
     def close(self) -> None:
         """Closes the environments; again does nothing."""
