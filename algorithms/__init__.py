@@ -21,8 +21,11 @@ if TYPE_CHECKING:
         dqn,
         impala,
         league_play,
+        maddpg,
+        multi_agent_ppo,
         ppo,
         ppo_and_dqn,
+        qmix,
         r2d2,
         sac,
         td3,
@@ -36,8 +39,11 @@ if TYPE_CHECKING:
     from flowrl.algorithms.dqn import DQNConfig
     from flowrl.algorithms.impala import IMPALAConfig
     from flowrl.algorithms.league_play import LeaguePlayConfig
+    from flowrl.algorithms.maddpg import MADDPGConfig
+    from flowrl.algorithms.multi_agent_ppo import MultiAgentPPOConfig
     from flowrl.algorithms.ppo import PPOConfig
     from flowrl.algorithms.ppo_and_dqn import PPOAndDQNConfig
+    from flowrl.algorithms.qmix import QMIXConfig
     from flowrl.algorithms.r2d2 import R2D2Config
     from flowrl.algorithms.sac import SACConfig
     from flowrl.algorithms.td3 import TD3Config
@@ -54,8 +60,11 @@ else:
             "dqn": ("DQNConfig",),
             "impala": ("IMPALAConfig",),
             "league_play": ("LeaguePlayConfig",),
+            "maddpg": ("MADDPGConfig",),
+            "multi_agent_ppo": ("MultiAgentPPOConfig",),
             "ppo": ("PPOConfig",),
             "ppo_and_dqn": ("PPOAndDQNConfig",),
+            "qmix": ("QMIXConfig",),
             "r2d2": ("R2D2Config",),
             "sac": ("SACConfig",),
             "td3": ("TD3Config",),
@@ -70,8 +79,12 @@ else:
             "dqn",
             "impala",
             "league_play",
+            "maddpg",
+            "multi_agent_ppo",
             "ppo",
             "ppo_and_dqn",
+            "qmix",
+            "qmix",
             "r2d2",
             "sac",
             "td3",
@@ -89,8 +102,11 @@ CONFIGS = {
     "dqn": "DQNConfig",
     "impala": "IMPALAConfig",
     "league_play": "LeaguePlayConfig",
+    "maddpg": "MADDPGConfig",
+    "multi_agent_ppo": "MultiAgentPPOConfig",
     "ppo": "PPOConfig",
     "ppo_and_dqn": "PPOAndDQNConfig",
+    "qmix": "QMIXConfig",
     "r2d2": "R2D2Config",
     "sac": "SACConfig",
     "td3": "TD3Config",
@@ -106,8 +122,11 @@ __all__ = [
     "DQNConfig",
     "IMPALAConfig",
     "LeaguePlayConfig",
+    "MADDPGConfig",
+    "MultiAgentPPOConfig",
     "PPOAndDQNConfig",
     "PPOConfig",
+    "QMIXConfig",
     "R2D2Config",
     "SACConfig",
     "TD3Config",
@@ -120,8 +139,11 @@ __all__ = [
     "dqn",
     "impala",
     "league_play",
+    "maddpg",
+    "multi_agent_ppo",
     "ppo",
     "ppo_and_dqn",
+    "qmix",
     "r2d2",
     "sac",
     "td3",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flowrl import ActorGroup, Flow, rl
 from flowrl.algorithms.actor_critic import ActorCriticConfig, gradients_of, learner_of
-from flowrl.algorithms.collecting import evaluated, workers_of
+from flowrl.algorithms.collecting import evaluated, kept, workers_of
 from flowrl.operators import ApplyGradients, AverageGradients, ReportMetrics, SendWeights, Summary
 from flowrl.operators.training import TrainInfo
 from flowrl.rl.gradient_batch import Gradients
@@ -25,7 +25,9 @@ class A2CConfig(ActorCriticConfig):
 def graph(cfg: A2CConfig) -> Flow[Summary]:
     """A2C: the gradient of one batch of all workers' fragments, computed where they were made."""
     workers, learner = workers_of(cfg), learner_of(cfg)
-    trained = gradients_of(cfg, workers).gather_sync().through(learn(cfg, learner, workers))
+    trained = (
+        gradients_of(cfg, workers).gather_sync(on_failure=cfg.on_worker_failure).through(learn(cfg, learner, workers))
+    )
     return evaluated(trained, cfg, learner).for_each(ReportMetrics())
 
 
@@ -35,6 +37,6 @@ def learn(
     """The part that a mix reuses: from gradients to weights sent."""
     return lambda gradients: (
         gradients.for_each(AverageGradients(cfg.num_workers))
-        .for_each(ApplyGradients(learner))
+        .for_each(ApplyGradients(learner, **kept(cfg)))
         .for_each(SendWeights(learner, to=workers))
     )

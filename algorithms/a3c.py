@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flowrl import ActorGroup, Flow, rl
 from flowrl.algorithms.actor_critic import ActorCriticConfig, gradients_of, learner_of
-from flowrl.algorithms.collecting import evaluated, workers_of
+from flowrl.algorithms.collecting import evaluated, kept, workers_of
 from flowrl.numbers import check_whole
 from flowrl.operators import ApplyGradients, ReportMetrics, SendWeights, Summary
 from flowrl.operators.training import TrainInfo
@@ -34,10 +34,16 @@ class A3CConfig(ActorCriticConfig):
 def graph(cfg: A3CConfig) -> Flow[Summary]:
     """A3C: nobody waits for anybody, and gradients may be of weights that others have moved on from."""
     workers, learner = workers_of(cfg), learner_of(cfg)
-    trained = gradients_of(cfg, workers).gather_async(num_async=cfg.num_async).through(learn(cfg, learner))
+    trained = (
+        gradients_of(cfg, workers)
+        .gather_async(num_async=cfg.num_async, on_failure=cfg.on_worker_failure)
+        .through(learn(cfg, learner))
+    )
     return evaluated(trained, cfg, learner).for_each(ReportMetrics())
 
 
 def learn(cfg: A3CConfig, learner: ActorGroup[rl.Learner]) -> Callable[[Flow[Gradients]], Flow[TrainInfo]]:
     """The part that a mix reuses: from gradients to weights sent."""
-    return lambda gradients: gradients.for_each(ApplyGradients(learner)).for_each(SendWeights(learner, to="origin"))
+    return lambda gradients: gradients.for_each(ApplyGradients(learner, **kept(cfg))).for_each(
+        SendWeights(learner, to="origin")
+    )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flowrl import ActorGroup, Batch, Flow, actor, rl
-from flowrl.algorithms.collecting import evaluated, workers_of
+from flowrl.algorithms.collecting import evaluated, kept, workers_of
 from flowrl.algorithms.dqn import loss_of
 from flowrl.algorithms.replaying import replay_of
 from flowrl.algorithms.value_based import DistributedConfig, check_no_memory, target_updates
@@ -77,7 +77,9 @@ def graph(cfg: ApexConfig) -> Flow[Summary]:
         learning_rate=cfg.learning_rate, max_grad_norm=cfg.max_grad_norm, adam_eps=1e-8, name="learner",
     )  # fmt: skip
     with_priorities = ParallelRollouts(workers).for_each(NStep(cfg.n_step, cfg.discount)).for_each(InitialPriorities())
-    trained = with_priorities.gather_async(num_async=2).through(learn(cfg, learner, replay, workers))
+    trained = with_priorities.gather_async(num_async=2, on_failure=cfg.on_worker_failure).through(
+        learn(cfg, learner, replay, workers)
+    )
     return evaluated(trained, cfg, learner).for_each(ReportMetrics())
 
 
@@ -96,8 +98,15 @@ def learn(
             .for_each(StoreToReplay(replay))
         )
         trained = (
-            Replay(replay, batch=cfg.batch, batches=cfg.batches, in_flight=cfg.in_flight, beta=cfg.beta)
-            .for_each(TrainOneStep(learner, minibatch=cfg.batch, in_flight=cfg.in_flight))
+            Replay(
+                replay,
+                batch=cfg.batch,
+                batches=cfg.batches,
+                in_flight=cfg.in_flight,
+                beta=cfg.beta,
+                on_failure=cfg.on_shard_failure,
+            )
+            .for_each(TrainOneStep(learner, minibatch=cfg.batch, in_flight=cfg.in_flight, **kept(cfg)))
             .for_each(UpdatePriorities(to="origin"))
             .for_each(target_updates(cfg, learner))
         )

@@ -11,20 +11,25 @@ from flowrl.algorithms.collecting import evaluated
 from flowrl.numbers import check_whole
 from flowrl.operators import ReportMetrics, Summary, UpdateTarget
 from flowrl.operators.training import TrainInfo
-from flowrl.rl.schedules import Rate, check_rate
+from flowrl.rl.schedules import Linear, Rate, check_rate
 
 
 @dataclass(frozen=True)
 class APPOConfig(AsynchronousConfig):
     """The settings of APPO. The defaults suit CartPole-v1 on two cores; nothing harder was tried with them."""
 
-    epochs: int = 2
+    batch_steps: int = 1000
+    """Environment steps that are trained on together, at least: fragments side by side."""
+    epochs: int = 4
     """Passes over each batch."""
-    minibatch: int | None = 8
-    """Sequences of `unroll` steps in an update; None: the whole batch is one."""
+    learning_rate: Rate = Linear(3e-3, 2e-4, 400_000)
+    """Adam's step size: a number, or a schedule over environment steps. Where it never falls, a policy that had solved
+    the task is lost again sooner or later."""
+    vtrace_lambda: float = 0.95
+    """λ of V-trace's traces; 1 sums all the rewards that a sequence has."""
     clip: Rate = 0.2
     """ε of the clipped surrogate: how far the policy may move from its target network; a number or a schedule."""
-    target_every: int = 4
+    target_every: int = 16
     """Updates after which the target network takes over the weights."""
 
     def __post_init__(self) -> None:

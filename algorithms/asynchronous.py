@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowrl import ActorGroup, Aggregator, Batch, Flow, actors
-from flowrl.algorithms.collecting import CollectingConfig, workers_of
+from flowrl.algorithms.collecting import CollectingConfig, kept, workers_of
 from flowrl.numbers import check_fields, check_whole
 from flowrl.operators import ConcatBatches, MixInReplay, ParallelRollouts, SendWeights, TrainOneStep
 from flowrl.operators.training import TrainInfo
-from flowrl.rl.schedules import Rate, check_rate
+from flowrl.rl.schedules import Linear, Rate, check_rate
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,9 @@ class AsynchronousConfig(CollectingConfig):
     """Sequences of `unroll` steps in an update; None: the whole batch is one."""
     microbatch: int | None = None
     """Sequences that go through the network at once; the gradient is accumulated and stays the same."""
-    learning_rate: Rate = 2e-3
-    """Adam's step size: a number, or a schedule over environment steps such as Linear(2e-3, 0, 500_000)."""
+    learning_rate: Rate = Linear(2e-3, 2e-4, 500_000)
+    """Adam's step size: a number, or a schedule over environment steps. Where it never falls, a policy that had solved
+    the task is lost again sooner or later."""
     discount: float = 0.99
     """γ, of future rewards."""
     vtrace_lambda: float = 1.0
@@ -98,7 +99,7 @@ def fragments_of(cfg: AsynchronousConfig) -> Flow[Batch]:
     if cfg.aggregators:
         aggregators = actors(Aggregator, count=cfg.aggregators, name="aggregators")
         fragments = fragments.aggregate(aggregators, fan_in=cfg.fan_in)
-    return fragments.gather_async(num_async=cfg.num_async)
+    return fragments.gather_async(num_async=cfg.num_async, on_failure=cfg.on_worker_failure)
 
 
 def trained_on(fragments: Flow[Batch], cfg: AsynchronousConfig, learner: ActorGroup[Any]) -> Flow[TrainInfo]:
@@ -108,6 +109,6 @@ def trained_on(fragments: Flow[Batch], cfg: AsynchronousConfig, learner: ActorGr
         fragments = fragments.for_each(MixInReplay(cfg.replay_slots, cfg.replay_proportion))
     train = TrainOneStep(
         learner, epochs=cfg.epochs, minibatch=cfg.minibatch, microbatch=cfg.microbatch, in_flight=cfg.in_flight,
-        max_policy_lag=cfg.max_policy_lag,
+        max_policy_lag=cfg.max_policy_lag, **kept(cfg),
     )  # fmt: skip
     return fragments.for_each(ConcatBatches(min_steps=cfg.batch_steps)).for_each(train)

@@ -8,6 +8,7 @@ from os import PathLike
 from typing import Any, TypeVar
 
 from flowrl import ActorGroup, Flow, actor, actors, rl
+from flowrl.failures import Ignore, Raise, Restart
 from flowrl.numbers import check_fields, check_whole
 from flowrl.operators import EvaluateEvery
 
@@ -34,6 +35,12 @@ class CollectingConfig:
     """Steps of each environment in a fragment."""
     reward_clip: float | None = None
     """Rewards are clipped to ± this for training; returns are reported raw."""
+    on_worker_failure: Restart | Ignore | Raise = Restart(3)  # noqa: RUF009  (frozen)
+    """What the death of a rollout worker's process means: it is started again, left out, or the run stops."""
+    on_learner_failure: Restart | Raise = Raise()  # noqa: RUF009
+    """What the death of the learner's process means: the run stops, or it goes on from a snapshot of its state."""
+    snapshot_every: int = 10
+    """Calls of the learner between two snapshots, with on_learner_failure=Restart(n)."""
     evaluate_every_env_steps: int | None = None
     """Evaluate after so many environment steps again and again, on an actor of its own; None: never."""
     evaluate_episodes: int = 20
@@ -46,6 +53,8 @@ class CollectingConfig:
         for name, kind in (("policy", rl.PolicySpec), ("env_options", rl.EnvOptions)):
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{name} must be {kind.__name__}(...), got {getattr(self, name)!r}")
+        check_policies(self, on_worker_failure=(Restart, Ignore, Raise), on_learner_failure=(Restart, Raise))
+        check_whole("snapshot_every", self.snapshot_every)
         if not isinstance(self.env, str) and not callable(self.env):
             raise ValueError(f"env must be a Gymnasium id, 'package.module:Name' or a factory, got {self.env!r}")
         if self.env_kwargs is not None and not isinstance(self.env_kwargs, Mapping):
@@ -60,6 +69,24 @@ class CollectingConfig:
             check_whole("evaluate_every_env_steps", self.evaluate_every_env_steps)
         elif self.video_dir is not None:
             raise ValueError(f"video_dir={self.video_dir!r} is for evaluations: set evaluate_every_env_steps too")
+
+
+def check_policies(cfg: Any, **known: tuple[type, ...]) -> None:
+    """Nothing, if the settings named are each one of these failure policies.
+
+    Raises:
+        ValueError: one is something else.
+    """
+    for name, kinds in known.items():
+        if not isinstance(getattr(cfg, name), kinds):
+            said = ", ".join(f"{kind.__name__}({'n' if kind is Restart else ''})" for kind in kinds)
+            raise ValueError(f"{name} must be one of {said}, got {getattr(cfg, name)!r}")
+
+
+def kept(cfg: CollectingConfig) -> dict[str, Any]:
+    """What an operator that asks the learner is told of its death."""
+    lone = isinstance(cfg.on_learner_failure, Raise)
+    return {} if lone else {"on_failure": cfg.on_learner_failure, "snapshot_every": cfg.snapshot_every}
 
 
 def workers_of(

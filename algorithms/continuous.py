@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flowrl import ActorGroup, Batch, Flow, rl
-from flowrl.algorithms.collecting import evaluated, workers_of
+from flowrl.algorithms.collecting import evaluated, kept, workers_of
 from flowrl.algorithms.replaying import ReplayingConfig, replay_of
 from flowrl.numbers import check_fields
 from flowrl.operators import (
@@ -72,7 +72,11 @@ class ContinuousConfig(ReplayingConfig):
 def graph_of(cfg: ContinuousConfig, learner: ActorGroup[Any]) -> Flow[Summary]:
     """The graph around a learner: workers store what they see in replay shards, and it trains on what it draws."""
     workers, replay = workers_of(cfg, next_obs=True), replay_of(cfg, prioritized=cfg.prioritized)
-    rollouts = ParallelRollouts(workers).for_each(NStep(cfg.n_step, cfg.discount)).gather_async()
+    rollouts = (
+        ParallelRollouts(workers)
+        .for_each(NStep(cfg.n_step, cfg.discount))
+        .gather_async(on_failure=cfg.on_worker_failure)
+    )
     return evaluated(rollouts.through(learn(cfg, learner, replay, workers)), cfg, learner).for_each(ReportMetrics())
 
 
@@ -80,15 +84,23 @@ def learn(
     cfg: ContinuousConfig,
     learner: ActorGroup[Any],
     replay: ActorGroup[rl.ReplayShard],
-    workers: ActorGroup[rl.RolloutWorker],
+    workers: ActorGroup[Any],
 ) -> Callable[[Flow[Batch]], Flow[TrainInfo]]:
     """The part that a mix reuses: from n-step rollouts, stored on the one hand, to weights sent on the other."""
 
     def tail(rollouts: Flow[Batch]) -> Flow[TrainInfo]:
-        stored = rollouts.for_each(SetEpsilon(workers, cfg.epsilon)).for_each(StoreToReplay(replay))
+        explored = SetEpsilon(workers, cfg.epsilon, policy=learner.kwargs.get("policy_id"))
+        stored = rollouts.for_each(explored).for_each(StoreToReplay(replay))
         trained = (
-            Replay(replay, batch=cfg.batch, batches=cfg.batches, in_flight=cfg.in_flight, beta=cfg.beta)
-            .for_each(TrainOneStep(learner, minibatch=cfg.batch, in_flight=cfg.in_flight))
+            Replay(
+                replay,
+                batch=cfg.batch,
+                batches=cfg.batches,
+                in_flight=cfg.in_flight,
+                beta=cfg.beta,
+                on_failure=cfg.on_shard_failure,
+            )
+            .for_each(TrainOneStep(learner, minibatch=cfg.batch, in_flight=cfg.in_flight, **kept(cfg)))
             .for_each(UpdateTarget(learner, tau=cfg.tau))
         )
         if cfg.prioritized:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from flowrl import Flow, rl
 from flowrl.algorithms.collecting import evaluated, workers_of
 from flowrl.algorithms.ppo import PPOConfig
+from flowrl.failures import Raise
 from flowrl.numbers import check_fields
 from flowrl.operators import (
     AddAdvantages,
@@ -31,6 +32,11 @@ class DDPPOConfig(PPOConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self, positive=("peer_timeout_s",))
+        if self.on_learner_failure != Raise():
+            raise ValueError(
+                f"on_learner_failure={self.on_learner_failure!r} has no part in DD-PPO, whose workers learn: set "
+                "on_worker_failure"
+            )
 
     def graph(self) -> Flow[Summary]:
         """The whole algorithm as a flow of summaries."""
@@ -52,7 +58,7 @@ def graph(cfg: DDPPOConfig) -> Flow[Summary]:
     trained = (
         ParallelRollouts(workers)
         .for_each(AddAdvantages(cfg.discount, cfg.gae_lambda))
-        .gather_sync()
+        .gather_sync(on_failure=cfg.on_worker_failure)
         .for_each(ConcatBatches(min_steps=cfg.batch_steps))
         .for_each(train)  # each worker's fragments come back to it
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flowrl import ActorGroup, Batch, Flow, actor, rl
-from flowrl.algorithms.collecting import evaluated, workers_of
+from flowrl.algorithms.collecting import evaluated, kept, workers_of
 from flowrl.algorithms.replaying import replay_of
 from flowrl.algorithms.value_based import ValueConfig, check_no_memory, target_updates
 from flowrl.operators import (
@@ -78,7 +78,11 @@ def graph(cfg: DQNConfig) -> Flow[Summary]:
     """DQN: workers store what they see in replay shards, and the learner trains on what it draws from them."""
     workers, replay = workers_of(cfg, next_obs=True), replay_of(cfg, prioritized=cfg.prioritized)
     learner = learner_of(cfg)
-    rollouts = ParallelRollouts(workers).for_each(NStep(cfg.n_step, cfg.discount)).gather_async()
+    rollouts = (
+        ParallelRollouts(workers)
+        .for_each(NStep(cfg.n_step, cfg.discount))
+        .gather_async(on_failure=cfg.on_worker_failure)
+    )
     trained = rollouts.through(learn(cfg, learner, replay, workers))
     return evaluated(trained, cfg, learner).for_each(ReportMetrics())
 
@@ -103,8 +107,15 @@ def learn(
         explored = SetEpsilon(workers, cfg.exploration, policy=learner.kwargs.get("policy_id"))
         stored = rollouts.for_each(explored).for_each(StoreToReplay(replay))
         trained = (
-            Replay(replay, batch=cfg.batch, batches=cfg.batches, in_flight=cfg.in_flight, beta=cfg.beta)
-            .for_each(TrainOneStep(learner, minibatch=cfg.batch, in_flight=cfg.in_flight))
+            Replay(
+                replay,
+                batch=cfg.batch,
+                batches=cfg.batches,
+                in_flight=cfg.in_flight,
+                beta=cfg.beta,
+                on_failure=cfg.on_shard_failure,
+            )
+            .for_each(TrainOneStep(learner, minibatch=cfg.batch, in_flight=cfg.in_flight, **kept(cfg)))
             .for_each(target_updates(cfg, learner))
         )
         if cfg.prioritized:

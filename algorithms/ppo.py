@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowrl import ActorGroup, Batch, Flow, actor, rl
-from flowrl.algorithms.collecting import CollectingConfig, evaluated, workers_of
+from flowrl.algorithms.collecting import CollectingConfig, evaluated, kept, workers_of
 from flowrl.numbers import check_fields
 from flowrl.operators import (
     AddAdvantages,
@@ -64,13 +64,15 @@ class PPOConfig(CollectingConfig):
         super().__post_init__()
         check_fields(
             self,
-            whole=("batch_steps", "epochs", "minibatch"),
+            whole=("batch_steps", "epochs", "minibatch", *(() if self.microbatch is None else ("microbatch",))),
             positive=("max_grad_norm",),
             not_negative=("value_cost",),
             fraction=("discount", "gae_lambda"),
         )
         check_rate("learning_rate", self.learning_rate, above_0=True)
         check_rate("clip", self.clip, above_0=True)
+        if self.clip_value is not None:
+            check_rate("clip_value", self.clip_value, above_0=True)
         check_rate("entropy_cost", self.entropy_cost, above_0=False)
 
     def graph(self) -> Flow[Summary]:
@@ -82,7 +84,11 @@ def graph(cfg: PPOConfig) -> Flow[Summary]:
     """PPO with a clipped surrogate (arXiv:1707.06347)."""
     workers = workers_of(cfg, normalize_rewards=cfg.discount if cfg.normalize_rewards else None)
     learner = learner_of(cfg)
-    rollouts = ParallelRollouts(workers).for_each(AddAdvantages(cfg.discount, cfg.gae_lambda)).gather_sync()
+    rollouts = (
+        ParallelRollouts(workers)
+        .for_each(AddAdvantages(cfg.discount, cfg.gae_lambda))
+        .gather_sync(on_failure=cfg.on_worker_failure)
+    )
     trained = rollouts.through(learn(cfg, learner, workers))
     if cfg.normalize_rewards:
         trained = trained.for_each(ShareRewardMoments(workers))
@@ -104,6 +110,8 @@ def learn(
     """The part that a mix reuses: from rollouts to weights sent."""
     return lambda rollouts: (
         rollouts.for_each(ConcatBatches(min_steps=cfg.batch_steps))
-        .for_each(TrainOneStep(learner, epochs=cfg.epochs, minibatch=cfg.minibatch, microbatch=cfg.microbatch))
+        .for_each(
+            TrainOneStep(learner, epochs=cfg.epochs, minibatch=cfg.minibatch, microbatch=cfg.microbatch, **kept(cfg))
+        )
         .for_each(SendWeights(learner, to=workers))
     )

@@ -30,7 +30,7 @@ class R2D2Config(DistributedConfig):
     capacity: int = 100_000
     """Rows that a shard keeps."""
     sequence: int = 16
-    """Steps of a replayed sequence, its burn-in among them."""
+    """Steps of a replayed sequence, its burn-in among them; it ends with its fragment, so `unroll` at the most."""
     period: int = 8
     """Steps from the beginning of one sequence to that of the next."""
     burn_in: int = 4
@@ -89,5 +89,9 @@ def graph(cfg: R2D2Config) -> Flow[Summary]:
         rl.losses.R2D2Loss(cfg.burn_in, cfg.n_step, cfg.double, cfg.rescale, cfg.max_share),
         learning_rate=cfg.learning_rate, max_grad_norm=cfg.max_grad_norm, adam_eps=1e-8, name="learner",
     )  # fmt: skip
-    rollouts = ParallelRollouts(workers).for_each(NStep(1, cfg.discount)).gather_async(num_async=2)
+    rollouts = (
+        ParallelRollouts(workers)
+        .for_each(NStep(1, cfg.discount))
+        .gather_async(num_async=2, on_failure=cfg.on_worker_failure)
+    )
     return evaluated(rollouts.through(learn(cfg, learner, replay, workers)), cfg, learner).for_each(ReportMetrics())

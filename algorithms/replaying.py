@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowrl import ActorGroup, actors, rl
-from flowrl.algorithms.collecting import CollectingConfig
+from flowrl.algorithms.collecting import CollectingConfig, check_policies
+from flowrl.failures import Ignore, Raise, Restart
 from flowrl.numbers import check_fields
 from flowrl.rl.replay.settings import check_alpha
 from flowrl.rl.schedules import Rate, check_rate
@@ -42,6 +43,9 @@ class ReplayingConfig(CollectingConfig):
     """γ, of future rewards."""
     n_step: int = 1
     """Rewards of so many steps are summed before the value of what follows."""
+    on_shard_failure: Ignore | Restart | Raise = Ignore()  # noqa: RUF009  (frozen)
+    """What the death of a replay shard's process means: the others go on, it is started again, empty, or the run
+    stops."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,6 +55,7 @@ class ReplayingConfig(CollectingConfig):
         check_rate("learning_rate", self.learning_rate, above_0=True)
         check_rate("beta", self.beta, above_0=False)
         check_alpha(self.alpha)
+        check_policies(self, on_shard_failure=(Restart, Ignore, Raise))
         if self.min_size > self.capacity * self.replay_shards:
             shards = "1 shard" if self.replay_shards == 1 else f"{self.replay_shards} shards"
             raise ValueError(

@@ -204,6 +204,7 @@ def main(tasks: Mapping[str, Task] = TASKS, script: str = "learn_replay.py", tex
                 flush=True,
             )
     if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(asdict(found[0])), encoding="utf-8")
     section = report(options.task, task, found, options.note, script)
     print(section)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flowrl.engine.run import Run, run
     from flowrl.errors import (
         ActorDied,
+        CheckpointError,
         EndOfStream,
         FlowError,
         FlowStalled,
@@ -40,6 +41,7 @@ else:
             "engine.run": ("Run", "run"),
             "errors": (
                 "ActorDied",
+                "CheckpointError",
                 "EndOfStream",
                 "FlowError",
                 "FlowStalled",
@@ -70,6 +72,7 @@ __all__ = [
     "Answer",
     "AskOperator",
     "Batch",
+    "CheckpointError",
     "Context",
     "EndOfStream",
     "Flow",

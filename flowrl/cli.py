@@ -1,8 +1,8 @@
-"""The command line: `flowrl train ALGORITHM`, `flowrl graph ALGORITHM`, `flowrl list`.
+"""The command line: `flowrl train ALGORITHM`, `resume DIR`, `eval DIR`, `graph ALGORITHM`, `list`, `replay-crash FILE`.
 
 Exit codes: 0 solved or finished, 1 stopped by its limit without reaching --stop-return, 2 bad usage, 70 an exception
 while training (an environment's, an operator's; the traceback is printed) or a stdout that takes nothing, 130
-interrupted.
+interrupted, 143 terminated. Of replay-crash: 0 the same fault came, 1 it did not, 2 the bundle cannot be played.
 """
 
 from __future__ import annotations
@@ -19,33 +19,43 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from difflib import get_close_matches
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import flowrl
 from flowrl.errors import text_of
+from flowrl.watched import (
+    BAD_USAGE,
+    CLOSED_PIPE,
+    FAILED,
+    INTERRUPTED,
+    NOT_REACHED,
+    SOLVED_OR_FINISHED,
+    UsageError,
+    check_env,
+    started_ray,
+    watched,
+)
 
 if TYPE_CHECKING:
     from flowrl.flags import TrainOptions
-    from flowrl.training import Progress, TrainResult
 
-SOLVED_OR_FINISHED, NOT_REACHED, BAD_USAGE, FAILED, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 70, 130, 141
+__all__ = ["BAD_USAGE", "FAILED", "INTERRUPTED", "NOT_REACHED", "SOLVED_OR_FINISHED", "algorithms", "main"]
+
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of a file or device that takes no more
-COMMANDS = ("train", "graph", "list")
+COMMANDS = ("train", "resume", "eval", "graph", "list", "replay-crash")
 USAGE = """usage: flowrl COMMAND
 
   flowrl train ALGORITHM --stop-return RETURN | --total-steps N [--env ID] [--out DIR] ...
+  flowrl resume DIR [--total-steps N] [--stop-return RETURN] ...
+  flowrl eval DIR [--episodes N] ...
   flowrl graph ALGORITHM [--mermaid | --svg FILE] ...
   flowrl list
+  flowrl replay-crash FILE [--allow-import]
   flowrl --version
 
 flowrl train ALGORITHM --help says all flags of an algorithm."""
-
-
-class UsageError(Exception):
-    """What was asked for cannot be done; one line says why and what to do."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,6 +128,15 @@ def _command(args: list[str]) -> int:
             raise UsageError(f"list takes no arguments, got {' '.join(rest)}")
         print("\n".join(algorithms()))
         return SOLVED_OR_FINISHED
+    if command in ("resume", "eval"):
+        from flowrl.cli_saved import evaluate, resume
+
+        _find_modules_here()
+        return resume(rest) if command == "resume" else evaluate(rest)
+    if command == "replay-crash":
+        from flowrl.crash_command import replay
+
+        return replay(rest)
     if rest and rest[0] in ("--help", "-h"):
         print(USAGE, "", *algorithms(), sep="\n")
         return SOLVED_OR_FINISHED
@@ -157,9 +176,7 @@ def _flags(command: str, name: str, options: type, args: Sequence[str]) -> tuple
     """The algorithm's config and the command's options, from flags."""
     from flowrl.training import config_of
 
-    # As `python script.py` does: modules beside the user are found by "module:Name". Ray gives workers this folder too.
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    _find_modules_here()
     try:
         config = config_of(name)
         from flowrl.flags import parse
@@ -167,6 +184,12 @@ def _flags(command: str, name: str, options: type, args: Sequence[str]) -> tuple
         return parse(config, options, args, f"flowrl {command} {name}", " ".join(filter(None, _about(name))))
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def _find_modules_here() -> None:
+    """As `python script.py` does: modules beside the user are found by "module:Name". Ray gives workers this folder."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
 
 
 def _graph(name: str, args: Sequence[str]) -> int:
@@ -199,7 +222,7 @@ def _train(name: str, args: Sequence[str]) -> int:
 
     config, options = _flags("train", name, TrainOptions, args)
     _check_options(options)
-    _check_env(config)
+    check_env(config)
     _claim(options.out)
     if options.seed is None:
         options = replace(options, seed=secrets.randbits(32))
@@ -209,9 +232,27 @@ def _train(name: str, args: Sequence[str]) -> int:
     with ThreadPoolExecutor(1) as pool:
         shown = pool.submit(_shown, config)  # imports torch, for seconds, of which Ray needs little while it starts
         if options.backend == "ray":
-            backend = _started_ray(getattr(config, "num_workers", 1))
+            backend = started_ray(getattr(config, "num_workers", 1))
         shown.result()
-    return _watched(config, options, backend)
+    how = {"total_steps": options.total_steps, "stop_return": options.stop_return, "out": options.out}
+    return watched(config, {**how, "seed": options.seed, "checkpoint_every": _checkpoints(options)}, backend)
+
+
+def _checkpoints(options: TrainOptions) -> Any:
+    from flowrl.checkpoint import Checkpoints
+    from flowrl.checkpoint.series import BELOW
+    from flowrl.continuing import interval_of
+
+    if options.checkpoint_every is None:
+        return None
+    where = options.checkpoint_dir or (None if options.out is None else options.out / BELOW)
+    if where is None:
+        raise UsageError("--checkpoint-every needs --out DIR, or --checkpoint-dir, to know where to save")
+    try:
+        every = interval_of(options.checkpoint_every)
+        return Checkpoints(where, keep_last=options.keep_last, keep_best=options.keep_best, **every)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _shown(config: Any) -> None:
@@ -239,86 +280,6 @@ def _check_options(options: TrainOptions) -> None:
         raise UsageError(f"--seed must be at least 0, got {options.seed}")
     if options.stop_return is not None and not math.isfinite(options.stop_return):
         raise UsageError(f"--stop-return must be a finite number, got {options.stop_return}")
-
-
-def _check_env(config: Any) -> None:
-    """Makes the environment once, so that what is wrong with it is said before any actor starts."""
-    if not hasattr(config, "env"):
-        return
-    envs = import_module("flowrl.rl.envs")
-    try:
-        if getattr(config, "several_agents", False):
-            envs.make_agents_env(config.env, config.env_kwargs).close()
-        else:
-            envs.env_spaces(config.env, getattr(config, "env_kwargs", None))
-    except Exception as error:
-        if _is_usage(error, config.env):
-            raise UsageError(text_of(error)) from error
-        raise
-
-
-def _is_usage(error: Exception, env: Any) -> bool:
-    envs, spaces = import_module("flowrl.rl.envs"), import_module("flowrl.rl.spaces")
-    if isinstance(error, envs.UnknownEnvironment | spaces.UnsupportedSpace):
-        return True
-    if isinstance(error, ModuleNotFoundError):  # the very module that was named, or a package around it
-        named = str(env).partition(":")[0]
-        return error.name is not None and f"{named}.".startswith(f"{error.name}.")
-    if isinstance(error, ImportError):
-        return str(env).startswith(envs.ENVPOOL)
-    return isinstance(error, TypeError) and "unexpected keyword argument" in text_of(error)
-
-
-def _started_ray(workers: int) -> Any:
-    """A backend whose Ray is up. In the main thread: Ray's processes end with the thread that started them."""
-    from flowrl.backends.protocol import GroupPlan
-    from flowrl.backends.ray import Ray
-
-    try:
-        first = Ray()
-        first.open([GroupPlan("workers", workers, 1.0, 0.0)])
-        first.close()
-    except flowrl.StartError as error:
-        raise UsageError(str(error)) from error
-    return Ray()
-
-
-def _watched(config: Any, options: TrainOptions, backend: Any) -> int:
-    from flowrl.console import print_end, reached, watcher
-
-    latest: list[Progress] = []
-    screen = watcher(sys.stdout)
-
-    def observe(progress: Progress) -> None:
-        latest[:] = [progress]
-        screen.show(progress)
-
-    try:
-        result = _trained(config, options, backend, observe, screen)
-    except KeyboardInterrupt as interrupt:
-        if not latest:
-            raise
-        last = latest[0].history[-1]
-        for note in getattr(interrupt, "__notes__", ()):
-            print(note)
-        print(f"interrupted: {reached(last)}, mean return {last.episode_return_mean:.1f}")
-        return INTERRUPTED
-    print_end(result, options.stop_return)
-    return NOT_REACHED if result.solved is False else SOLVED_OR_FINISHED
-
-
-def _trained(config: Any, options: TrainOptions, backend: Any, observe: Any, screen: Any) -> TrainResult:
-    from flowrl.training import train
-
-    try:
-        return train(
-            config, total_steps=options.total_steps, stop_return=options.stop_return, out=options.out,
-            backend=backend, seed=options.seed, observe=observe, progress=False,
-        )  # fmt: skip
-    except (flowrl.StartError, flowrl.GraphError) as error:
-        raise UsageError(str(error)) from error
-    finally:
-        screen.close()
 
 
 if __name__ == "__main__":

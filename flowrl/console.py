@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from time import monotonic
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from flowrl.engine.stats import Stats
+from flowrl.records import POLICY
 
 if TYPE_CHECKING:
     from flowrl.training import Progress, TrainResult
@@ -36,6 +40,31 @@ def is_terminal(stream: TextIO) -> bool:
     """Whether it is one; what stands in a stream's place may have nothing but `write`."""
     isatty = getattr(stream, "isatty", None)
     return isatty is not None and bool(isatty())
+
+
+class Audience(AbstractContextManager["Audience"]):
+    """Those who are shown each Summary: the terminal, where there is one to be shown to, and then the observer."""
+
+    def __init__(self, observe: Callable[[Progress], None] | None, progress: bool | None):
+        self._observe = observe
+        self._screen: Watcher | None = None
+        if progress is False or sys.stderr is None or getattr(sys.stderr, "closed", False):  # a service may have none
+            return
+        if progress or is_terminal(sys.stderr):
+            self._screen = watcher(sys.stderr)
+
+    def show(self, progress: Progress) -> None:
+        """Shows one Summary."""
+        if self._screen is not None:
+            self._screen.show(progress)
+        if self._observe is not None:
+            self._observe(progress)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._screen is not None:
+            self._screen.close()
 
 
 class Lines:
@@ -138,7 +167,8 @@ def print_end(result: TrainResult, stop_return: float | None, stream: TextIO | N
     stream = stream or sys.stdout
     print(f"\n{result.stats}\n", file=stream)
     if result.checkpoint is not None:
-        print(f"policy: {result.checkpoint}", file=stream)
+        what = "policy" if str(result.checkpoint).endswith(POLICY) else "checkpoint"
+        print(f"{what}: {result.checkpoint}", file=stream)
     print(how_it_stopped(result, stop_return), file=stream, flush=True)
 
 

@@ -107,6 +107,9 @@ class Described:
         """What the node may hold or have in flight, and what it does when a shard dies."""
         if isinstance(node, graph.Gather):
             held = [f"num_async={node.num_async}"] if node.mode == "async" else []
+            if node.patience is not None:
+                wait = node.patience
+                held = [f"timeout_s={wait.timeout_s:g}", f"min_shards={wait.min_shards}", f"late={wait.late!r}"]
             return [*held, f"on_failure={_failure(node.on_failure)}"]
         if isinstance(node, graph.Aggregate):
             return [f"in_flight={node.in_flight} an actor, or a round"]

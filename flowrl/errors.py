@@ -6,6 +6,7 @@ FlowError
 ├── FlowStalled         no branch can move and nothing is pending
 ├── OperatorError       code of the user raised something that may not travel through a stream
 ├── RemoteError         an exception of an actor that cannot be pickled; names its type
+├── CheckpointError     what was to be saved or loaded cannot be: damaged, foreign, newer, no place for a value
 └── ActorDied           the process of an actor ended
 EndOfStream             raised by a source's method to end its shard (not an error)
 """
@@ -35,6 +36,10 @@ class OperatorError(FlowError):
 
 class RemoteError(FlowError):
     """An exception raised in an actor that cannot be pickled; the message names its type."""
+
+
+class CheckpointError(FlowError, ValueError):
+    """A checkpoint is damaged, foreign or of a newer format, or holds no place for a value; nothing was changed."""
 
 
 class ActorDied(FlowError):  # noqa: N818

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -184,15 +185,52 @@ class ParallelFlow(Chained[T]):
             )
         )
 
-    def gather_sync(self, *, on_failure: FailurePolicy | None = None) -> Flow[T]:
-        """One item of each shard a round, in the order of the shards, behind a barrier."""
-        return self._gather("sync", 1, on_failure)
+    def gather_sync(
+        self,
+        *,
+        on_failure: FailurePolicy | None = None,
+        timeout_s: float | None = None,
+        min_shards: int | None = None,
+        late: Literal["drop", "keep"] | None = None,
+    ) -> Flow[T]:
+        """One item of each shard a round, in the order of the shards, behind a barrier.
+
+        timeout_s: a round goes on without the shards that have no item so long after it was asked for, once min_shards
+            of them have one; the graph is then not deterministic. None waits for all. The metrics `late workers[1]`
+            of this node say who was missing how often.
+        min_shards: how many a round needs (default 1).
+        late: what becomes of an item that comes too late: "keep" (the default), it is its shard's in the round under
+            way; "drop", it is thrown away and counted, and its shard asked again.
+        """
+        return self._gather("sync", 1, on_failure, self._patience(timeout_s, min_shards, late))
+
+    def _patience(self, timeout_s: Any, min_shards: Any, late: Any) -> graph.Patience | None:
+        if timeout_s is None:
+            if min_shards is not None or late is not None:
+                raise GraphError("gather_sync: min_shards and late are for rounds with a timeout_s")
+            return None
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
+            raise GraphError(f"gather_sync: timeout_s must be a number of seconds above 0, got {timeout_s!r}")
+        if late not in (None, "drop", "keep"):
+            raise GraphError(f"gather_sync: late must be 'drop' or 'keep', got {late!r}")
+        for node in graph.walk(self._node):
+            if isinstance(node, graph.Aggregate) or (isinstance(node, graph.Shards) and node.served_by is not None):
+                what = "aggregate" if isinstance(node, graph.Aggregate) else "central inference"
+                raise GraphError(f"gather_sync: timeout_s does not go with {what}, which waits for shards before it")
+        least = at_least_one("gather_sync", "min_shards", 1 if min_shards is None else min_shards)
+        return graph.Patience(float(timeout_s), least, "keep" if late is None else late)
 
     def gather_async(self, *, num_async: int = 2, on_failure: FailurePolicy | None = None) -> Flow[T]:
         """Items in the order in which they are ready, at most num_async in flight a shard."""
         return self._gather("async", at_least_one("gather_async", "num_async", num_async), on_failure)
 
-    def _gather(self, mode: Literal["sync", "async"], num_async: int, on_failure: FailurePolicy | None) -> Flow[T]:
+    def _gather(
+        self,
+        mode: Literal["sync", "async"],
+        num_async: int,
+        on_failure: FailurePolicy | None,
+        patience: graph.Patience | None = None,
+    ) -> Flow[T]:
         policy = Restart(3) if on_failure is None else on_failure
         if not isinstance(policy, Restart | Ignore | Raise):
             raise GraphError(f"on_failure must be Restart(...), Ignore() or Raise(), got {policy!r}")
@@ -200,7 +238,13 @@ class ParallelFlow(Chained[T]):
         where = calling_place()
         return Flow(
             graph.Gather(
-                upstream=(self._node,), label=label, where=where, mode=mode, num_async=num_async, on_failure=policy
+                upstream=(self._node,),
+                label=label,
+                where=where,
+                mode=mode,
+                num_async=num_async,
+                on_failure=policy,
+                patience=patience,
             )
         )
 

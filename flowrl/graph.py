@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from flowrl.errors import GraphError
-from flowrl.failures import FailurePolicy, Ignore, Raise, Restart
+from flowrl.failures import FailurePolicy, Ignore, Restart
 from flowrl.handles import ActorGroup
 from flowrl.held import held_groups as held_groups
 from flowrl.operator import Operator, StoreOperator
@@ -93,6 +93,15 @@ class Apply(Node):
     op: Operator[Any, Any]
 
 
+@dataclass(frozen=True)
+class Patience:
+    """How long a round waits for its shards, how many it needs, and what becomes of items that come later."""
+
+    timeout_s: float
+    min_shards: int
+    late: Literal["drop", "keep"]
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Gather(Node):
     """Shards to driver: a round with a barrier (sync), or whatever is ready (async)."""
@@ -101,6 +110,7 @@ class Gather(Node):
     mode: Literal["sync", "async"]
     num_async: int = 1
     on_failure: FailurePolicy = field(default_factory=Restart)
+    patience: Patience | None = None  # None: a round waits for all
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -113,7 +123,7 @@ class Replay(Node):
     batches: int
     in_flight: int
     beta: Any = None  # a number, or a function of the run's environment steps
-    on_failure: Ignore | Raise = field(default_factory=Ignore)
+    on_failure: FailurePolicy = field(default_factory=Ignore)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -290,5 +300,9 @@ def path_to(node: Node, names: Mapping[Node, str]) -> str:
 
 def why_not_deterministic(root: Node, names: Mapping[Node, str]) -> str | None:
     """None for a deterministic graph (sync gathers, round_robin unions), else which nodes make it depend on timing."""
-    timed = [names[node] for node in walk(root) if isinstance(node, Gather | Unite) and node.mode == "async"]
-    return None if not timed else "items of " + ", ".join(timed) + " come in the order in which they are ready"
+    nodes = walk(root)
+    timed = [names[node] for node in nodes if isinstance(node, Gather | Unite) and node.mode == "async"]
+    impatient = [names[node] for node in nodes if isinstance(node, Gather) and node.patience is not None]
+    why = ["items of " + ", ".join(timed) + " come in the order in which they are ready"] if timed else []
+    why += [f"rounds of {', '.join(impatient)} go on without shards that are late"] if impatient else []
+    return "; ".join(why) or None

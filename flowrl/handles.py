@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from flowrl.errors import GraphError
+from flowrl.numbers import check_whole
 from flowrl.places import calling_place
 from flowrl.ref import Info, Ref
 
@@ -17,7 +18,12 @@ T = TypeVar("T")
 U = TypeVar("U")
 P = ParamSpec("P")
 
-GIVEN = ("index", "count", "seed")  # constructor parameters that the engine fills in where they are left open
+GIVEN = (
+    "index",
+    "count",
+    "seed",
+    "incarnation",
+)  # constructor parameters that the engine fills in where they are left open
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +50,7 @@ class ActorGroup(Generic[A]):
         return made
 
     def open_parameters(self) -> tuple[str, ...]:
-        """Which of index, count and seed the constructor takes and the description leaves open."""
+        """Which of index, count, seed and incarnation the constructor takes and the description leaves open."""
         try:
             signature = inspect.signature(self.cls)
         except (TypeError, ValueError):
@@ -124,14 +130,16 @@ def _describe(
         raise GraphError(f"actors are made from a class, got {cls!r}")
     if not isinstance(name, str) or not name or "/" in name:
         raise GraphError(f"a group's name must be a non-empty string without '/', got {name!r}")
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise GraphError(f"group {name!r} needs count >= 1, got {count!r}")
+    try:
+        check_whole("count", count)
+    except ValueError as error:
+        raise GraphError(f"group {name!r} needs count >= 1, got {count!r}") from error
     shown = getattr(cls, "default_cpus", 0) if cpus is None else cpus
     for what, amount in (("cpus", shown), ("gpus", gpus), *(resources or {}).items()):
         if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount >= 0:
             raise GraphError(f"group {name!r}: {what} must be a number of at least 0, got {amount!r}")
     where = calling_place()
-    group = ActorGroup(cls, args, kwargs, count, name, shown, gpus, dict(resources or {}), where, auto_named)
+    group = ActorGroup(cls, args, kwargs, int(count), name, shown, gpus, dict(resources or {}), where, auto_named)
     _check_arguments(group)
     return group
 
@@ -217,10 +225,20 @@ class ActorHandle(Generic[A]):
 class Pending(Generic[T]):
     """A call that is out."""
 
-    __slots__ = ("_make", "call", "run")
+    __slots__ = ("_make", "beside", "call", "look", "run")
 
     def __init__(self, call: Any, run: Any, make: Callable[[Info], Any] | None = None):
         self.call, self.run, self._make = call, run, make
+        self.beside: Sequence[Pending[Any]] = ()
+        self.look: Callable[[], None] | None = None
+
+    def watched(self, beside: Sequence[Pending[Any]], look: Callable[[], None]) -> Pending[T]:
+        """The same call; until it is answered `look()` is called whenever one of those `beside` it may have been.
+
+        What `look` raises ends the run: that an answer will not come may be seen from what others answer.
+        """
+        self.beside, self.look = beside, look
+        return self
 
     def result(self, timeout_s: float | None = None) -> T:
         """The answer's value, awaited.

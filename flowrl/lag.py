@@ -99,6 +99,8 @@ def _of_gather(node: graph.Gather, behind: Held, names: Mapping[graph.Node, str]
             why.append(f"{names[found]}: {held} joined items of {found.fan_in}")
         why.insert(0, f"{names[node]}: num_async={node.num_async} × {shards} shards, less the item consumed")
         return Lag(source, behind.items + node.num_async * shards - 1, behind.others, unit, "; ".join(why))
+    if node.patience is not None and node.patience.late == "keep":
+        why.append(f"a round more for each that went on without its shard (timeout_s={node.patience.timeout_s:g})")
     if behind:
         why.insert(0, f"{names[node]} asks for whole rounds of {shards}")
         late = _whole_rounds(behind, shards, joined)

@@ -174,6 +174,16 @@ class _Cell:
             self.window.extend(value)
             self.total += len(value)
 
+    def state(self) -> list[Any]:
+        moments, window = self.moments, None if self.window is None else list(self.window)
+        return [self.total, self.weight, [moments.count, moments.mean, moments.m2], window]
+
+    def set_state(self, state: list[Any]) -> None:
+        self.total, self.weight, moments, window = state
+        self.moments = Moments(*moments)
+        if self.window is not None:
+            self.window.extend(window)
+
     def read(self) -> float:
         if self.rule == "mean":
             return self.total / self.weight if self.weight else float("nan")
@@ -199,6 +209,17 @@ class Table:
                     f"metric {name!r} of node {node!r} was recorded as {cell.rule} and now as {rule}; use two names"
                 )
             cell.merge(value, weight)
+
+    def get_state(self) -> list[Any]:
+        """Every metric as plain values."""
+        return [[*key, cell.rule, *cell.state()] for key, cell in self._cells.items()]
+
+    def set_state(self, state: Iterable[Any]) -> None:
+        """Goes on from a state."""
+        self._cells = {}
+        for node, policy, name, rule, *rest in state:
+            cell = self._cells[(node, policy, name)] = _Cell(rule)
+            cell.set_state(rest)
 
     def read(self, node: str, name: str, policy: str | None = None) -> float | None:
         """The merged value, or None where nothing was recorded."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from flowrl.metrics import Recorder
 
 if TYPE_CHECKING:
+    from flowrl.failures import FailurePolicy
     from flowrl.handles import ActorGroup, ActorHandle, Pending
-    from flowrl.ref import Ref
+    from flowrl.ref import Info, Ref
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -160,6 +161,18 @@ class Operator(Generic[In, Out]):
         vars(self).update(state)
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A group of actors, what their death means, and after how many answers a lone one's state is kept again.
+
+    A lone actor has `get_state()`, and `resume(state, at_least)`, which takes a state over after a death.
+    """
+
+    group: ActorGroup[Any]
+    on_failure: FailurePolicy
+    every: int
+
+
 @dataclass
 class AskOperator(Operator[In, Out]):
     """A node that makes one actor call an item. At most `in_flight` calls are out; results keep the order.
@@ -179,9 +192,26 @@ class AskOperator(Operator[In, Out]):
         """Whether an item whose call was lost is left out, where the failure policy of the dead actor goes on."""
         return False
 
+    @property
+    def kept(self) -> Kept | None:
+        """The group that it asks, where its actors are to outlive their deaths; None leaves a death to end the run."""
+        return None
+
     def ask(self, value: Ref[Any], ctx: Context) -> Pending[Any] | None:
         """The call for one item; None drops it, which the operator counts (`ctx.metrics`)."""
         raise NotImplementedError(f"{type(self).__name__} must define ask(self, value, ctx)")
+
+    def pending_state(self, make: Callable[[Info], Any]) -> Any:
+        """What `remade` needs to make the value of a call's answer anew, where `made_from_info` was given `make`.
+
+        As a state, which may hold References and Pendings. None, the default: the value is made when a run is saved,
+        from what is known then, and comes out of the resumed run as it is.
+        """
+        return None
+
+    def remade(self, state: Any, pending: Pending[Any], ctx: Context) -> Callable[[Info], Any]:
+        """The `make` of which `pending_state` told; `pending` is its call."""
+        raise NotImplementedError(f"{type(self).__name__} has pending_state, so it must define remade")
 
 
 @dataclass

@@ -103,6 +103,7 @@ class IteratorShard:
         self._make, self._repeat, self._given = make, repeat, given
         self._iterator: Iterator[Any] = iter(self._make())
         self._fresh = True
+        self._count = 0
 
     def next_item(self) -> Any:
         """The next item of the iterator."""
@@ -110,6 +111,14 @@ class IteratorShard:
             self._next()
             self._given -= 1
         return self._next()
+
+    def get_state(self) -> dict[str, Any]:
+        """How many items it has given."""
+        return {"given": self._count + self._given}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on behind those that were given; to be called before the first."""
+        self._given = state["given"]
 
     def _next(self) -> Any:
         while True:
@@ -121,6 +130,7 @@ class IteratorShard:
                 self._iterator, self._fresh = iter(self._make()), True
                 continue
             self._fresh = False
+            self._count += 1
             return item
 
 
@@ -131,6 +141,7 @@ class Aggregator:
     """
 
     default_cpus = 0
+    stateless = True
 
     def aggregate(self, item: Any) -> Any:
         """The joined item."""

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+from urllib.parse import quote
 
 import flowrl
 from flowrl.backends.protocol import Backend
+from flowrl.checkpoint import Checkpoints
+from flowrl.console import Audience
+from flowrl.continuing import INTERRUPTED_S, Saving, Start, Terminable, checkpoints_of, recipe, start_of
 from flowrl.engine.run import Run, run
 from flowrl.engine.stats import Stats
 from flowrl.errors import text_of
 from flowrl.flow import Flow
-from flowrl.numbers import check_finite, check_whole
-from flowrl.records import POLICY, RecordFiles, folder_of
+from flowrl.goals import confirmed, goal_of
+from flowrl.records import POLICIES, POLICY, RecordFiles, folder_of
 
 if TYPE_CHECKING:
     from flowrl.operators.reporting import Summary
-
-CONFIRMING_EPISODES = 20
-RETURN_WINDOW = 100  # training episodes whose mean return is held against stop_return
 
 
 class Config(Protocol):
@@ -39,9 +38,12 @@ class Config(Protocol):
 class TrainResult:
     """What training came to.
 
-    policy: the newest policy (`policy.act(obs)`). history: every Summary. solved: whether stop_return was reached and
-    confirmed (None without stop_return). reason: why it stopped. evaluation: of the final confirmation. checkpoint: the
-    directory with the saved policy, where `out` was given. stats: where the time went.
+    policy: the newest policy (`policy.act(obs)`); None where several are learned. history: every Summary. solved:
+    whether stop_return was reached and confirmed (None without stop_return). reason: why it stopped. evaluation: of the
+    final confirmation. checkpoint: the newest one, or else the directory with the saved policy, where `out` was given
+    (`load_policy` takes either); of several policies it holds a directory each. stats: where the time went. policies:
+    the newest policy of each policy id ("default", unless it has another). Of a training that was resumed, history and
+    stats are what came since.
     """
 
     policy: Any
@@ -49,9 +51,10 @@ class TrainResult:
     solved: bool | None
     reason: Literal["solved", "total_steps", "end"]
     evaluation: Any
-    checkpoint: Path | None
+    checkpoint: Path | str | None
     stats: Stats
     seed: int = 0
+    policies: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -65,7 +68,7 @@ class Progress:
 
 
 def train(
-    what: Config | str | Flow[Summary],
+    what: Config | str | Flow[Summary] | None = None,
     *,
     total_steps: int | None = None,
     stop_return: float | None = None,
@@ -74,84 +77,101 @@ def train(
     seed: int | None = None,
     observe: Callable[[Progress], None] | None = None,
     progress: bool | None = None,
+    checkpoint_every: int | str | Checkpoints | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    trust_pickles: bool = False,
+    trust_names: bool = False,
 ) -> TrainResult:
     """Trains until solved, or until total_steps environment steps were taken.
 
-    what: a config (`PPOConfig(env=...)`), an algorithm's name with its defaults ("ppo"), or a flow of Summaries.
+    what: a config (`PPOConfig(env=...)`), an algorithm's name with its defaults ("ppo"), or a flow of Summaries. None
+        with `resume`: what the checkpoint says.
     stop_return: solved when the mean raw return of the newest 100 training episodes has reached it, or that of an
         evaluation beside training, and 20 greedy episodes, each environment with its quota set in advance, confirm it.
     out: a directory for metrics (JSON lines, CSV), the settings with the seed (run.json) and the policy. Ctrl-C saves
-        the policy so far, and a note of the KeyboardInterrupt says where; a second one leaves at once.
+        the policy so far, and a note of the KeyboardInterrupt says where; a second one leaves at once. SIGTERM does the
+        same, and ends the program with 143.
     observe: called after each Summary.
     progress: whether to show figures as they come, on stderr: one live table on a terminal, lines anywhere else. None
         shows them on a terminal only.
+    checkpoint_every: save all that the run is, below `out`, after so many environment steps or a time ("10min"), at the
+        end and at Ctrl-C. The last three and the best are kept; `Checkpoints(...)` says otherwise.
+    resume: a checkpoint, or the `out` of a training, whose newest one counts: it goes on there, with its seed, and
+        unless said otherwise in its `out`, to its goal and with its checkpoints. `what` may have other settings.
+    trust_pickles, trust_names: whether environments of the checkpoint are unpickled, so that episodes go on in the
+        middle; whether what its settings name is imported. Both run code that the checkpoint chooses.
 
     Raises:
         ValueError: neither total_steps nor stop_return for an algorithm that would never end; one that is no number; or
-            an unknown name.
+            an unknown name; or nowhere to save.
         TypeError: the flow's items are not Summaries; `out` is no path.
         OSError: `out` is a file, cannot be written, or holds another run's records; before anything starts.
+        CheckpointError: that to resume is damaged, or of another graph; before anything starts.
     """
-    config = config_of(what)() if isinstance(what, str) else what
+    start = None if resume is None else start_of(resume)
+    config = _config_of(what, start, trust_names)
     flow = _flow_of(config)
-    if total_steps is None and stop_return is None and not isinstance(what, Flow):
-        raise ValueError("train needs total_steps or stop_return, or it would never end")
-    if total_steps is not None:
-        check_whole("total_steps", total_steps)
-    if stop_return is not None:
-        check_finite("stop_return", stop_return)
-    folder = None if out is None else folder_of(out)
+    goal = goal_of(config, start, total_steps, stop_return)
+    folder = folder_of(out) if out is not None else None if start is None else start.out
+    wanted = checkpoints_of(checkpoint_every, folder, start)
+    if folder is not None and start is not None and folder.absolute() == start.out:
+        folder = start.out
+    after = start.iteration if start is not None and folder == start.out else None
+    records = nullcontext() if folder is None else RecordFiles(folder, after=after)
+    saving = Saving(wanted, config, goal, start)
+    more: dict[str, Any] = {} if start is None else {"resume": start.path, "trust_pickles": trust_pickles}
+    with (
+        Terminable() as terminable,
+        records as files,
+        Audience(observe, progress) as audience,
+        run(flow, backend, seed=seed, **more) as running,
+    ):
+        terminable.take_over()
+        if files is not None:
+            files.settings = _settings(config, running.seed, goal)
+        return _trained(running, goal, files, audience, saving, folder)
+
+
+def _trained(
+    running: Run[Summary],
+    goal: Mapping[str, Any],
+    files: RecordFiles | None,
+    audience: Audience,
+    saving: Saving,
+    folder: Path | None,
+) -> TrainResult:
+    """Moves the run to its goal."""
     history: list[Summary] = []
     reason: Literal["solved", "total_steps", "end"] = "end"
     evaluation: Any = None
-    records = nullcontext() if folder is None else RecordFiles(folder)
-    with records as files, _Audience(observe, progress) as audience, run(flow, backend, seed=seed) as running:
-        if files is not None:
-            files.settings = _settings(config, running.seed, total_steps=total_steps, stop_return=stop_return)
-        try:
-            for summary in running:
-                _keep(summary, history, files)
-                evaluation = _confirmed(running, history, stop_return)
-                audience.show(Progress(running, summary, evaluation, history))
-                if evaluation is not None and stop_return is not None and evaluation.mean >= stop_return:
-                    reason = "solved"
-                    break
-                if total_steps is not None and summary.env_steps >= total_steps:
-                    reason = "total_steps"
-                    break
-        except KeyboardInterrupt as interrupt:
-            seen = len(history)
-            _save_before_leaving(running, history, files, folder, interrupt)
-            for summary in history[seen:]:
-                audience.show(Progress(running, summary, None, history))
-            raise
-        return _result(running, history, reason, evaluation, stop_return, folder)
+    total_steps, stop_return = goal["total_steps"], goal["stop_return"]
+    try:
+        for summary in running:
+            _keep(summary, history, files)
+            evaluation = confirmed(running, history, stop_return)
+            audience.show(Progress(running, summary, evaluation, history))
+            if evaluation is not None and stop_return is not None and evaluation.mean >= stop_return:
+                reason = "solved"
+                break
+            if total_steps is not None and summary.env_steps >= total_steps:
+                reason = "total_steps"
+                break
+            saving.look(running, summary)
+        if reason != "end":
+            saving.save(running, history[-1])
+    except KeyboardInterrupt as interrupt:
+        seen = len(history)
+        _save_before_leaving(running, history, files, folder, saving, interrupt)
+        for summary in history[seen:]:
+            audience.show(Progress(running, summary, None, history))
+        raise
+    return _result(running, history, reason, evaluation, stop_return, folder, saving)
 
 
-class _Audience(AbstractContextManager["_Audience"]):
-    """Those who are shown each Summary: the terminal, where there is one to be shown to, and then the observer."""
-
-    def __init__(self, observe: Callable[[Progress], None] | None, progress: bool | None):
-        self._observe, self._screen = observe, None
-        if progress is False or sys.stderr is None or getattr(sys.stderr, "closed", False):  # a service may have none
-            return
-        from flowrl.console import is_terminal, watcher
-
-        if progress or is_terminal(sys.stderr):
-            self._screen = watcher(sys.stderr)
-
-    def show(self, progress: Progress) -> None:
-        """Shows one Summary."""
-        if self._screen is not None:
-            self._screen.show(progress)
-        if self._observe is not None:
-            self._observe(progress)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._screen is not None:
-            self._screen.close()
+def _config_of(what: Any, start: Start | None, trust_names: bool) -> Any:
+    if what is None and start is not None:
+        return start.rebuilt(trust_names=trust_names)
+    return config_of(what)() if isinstance(what, str) else what
 
 
 def _keep(summary: Any, history: list[Summary], files: RecordFiles | None) -> None:
@@ -166,36 +186,52 @@ def _save_before_leaving(
     history: list[Summary],
     files: RecordFiles | None,
     folder: Path | None,
+    saving: Saving,
     interrupt: KeyboardInterrupt,
 ) -> None:
-    """What came before an interrupt is recorded, and the policy that it led to is saved; a note says so."""
+    """What came before an interrupt is recorded, and the policy and the run that it led to are saved; notes say so."""
     try:
         for _ in range(running.kept):
             _keep(next(running), history, files)
         if folder is None or not history:
-            return
-        if running.closed:
+            pass
+        elif running.closed:
             interrupt.add_note("the policy is not saved: a second interrupt closed the run")
         elif (saved := _saved(running, folder)) is not None:
             interrupt.add_note(f"policy: {saved}")
     except Exception as error:
         interrupt.add_note(f"the policy is not saved: {type(error).__name__}: {text_of(error)}")
+    if running.closed or not history:
+        return
+    try:
+        path = saving.save(running, history[-1], INTERRUPTED_S)
+        if path is not None:
+            interrupt.add_note(f"checkpoint: {path}")
+    except Exception as error:
+        before = "" if saving.newest is None else f"; the newest is {saving.newest}"
+        interrupt.add_note(f"no checkpoint: {type(error).__name__}: {text_of(error)}{before}")
 
 
 def _saved(running: Run[Summary], folder: Path) -> Path | None:
-    if not running.has_policy:
+    states = running.policy_states()
+    if not states:
         return None
     from flowrl.rl.saved import save_policy
 
-    return save_policy(folder / POLICY, running.policy_state())
+    if len(states) == 1:
+        return save_policy(folder / POLICY, next(iter(states.values())))
+    for name, state in states.items():
+        save_policy(folder / POLICIES / quote(name, safe=" "), state)
+    return folder / POLICIES
 
 
-def _settings(what: Any, seed: int, **goal: float | None) -> dict[str, Any]:
+def _settings(what: Any, seed: int, goal: Mapping[str, Any]) -> dict[str, Any]:
     """All that it takes to train again: versions, seed, goal, the algorithm with its settings or else the graph."""
     start = {"flowrl": flowrl.__version__, "seed": seed, **goal}
     if isinstance(what, Flow):
         return {**start, "graph": what.explain().splitlines()}
-    return {**start, "algorithm": f"{type(what).__module__}:{type(what).__qualname__}", "config": what}
+    name = f"{type(what).__module__}:{type(what).__qualname__}"
+    return {**start, "algorithm": name, "config": what, "recipe": recipe(what)}
 
 
 def _result(
@@ -205,12 +241,16 @@ def _result(
     evaluation: Any,
     stop_return: float | None,
     folder: Path | None,
+    saving: Saving,
 ) -> TrainResult:
     stats = running.stats()
-    policy = running.policy() if running.has_policy else None
-    checkpoint = None if folder is None else _saved(running, folder)
+    policies = running.policies()
+    policy = next(iter(policies.values())) if len(policies) == 1 else None
+    checkpoint: Path | str | None = None if folder is None else _saved(running, folder)
+    if saving.newest is not None:
+        checkpoint = saving.newest if "://" in saving.newest else Path(saving.newest)
     solved = None if stop_return is None else reason == "solved"
-    return TrainResult(policy, history, solved, reason, evaluation, checkpoint, stats, running.seed)
+    return TrainResult(policy, history, solved, reason, evaluation, checkpoint, stats, running.seed, policies)
 
 
 def _flow_of(what: Any) -> Flow[Summary]:
@@ -242,32 +282,24 @@ def config_of(name: str) -> Any:
     return getattr(algorithms, algorithms.CONFIGS[name])
 
 
+def algorithm_of(config: Any) -> str | None:
+    """The name of the prebuilt algorithm that a config is of; None for one of somebody's own."""
+    from flowrl import algorithms
+
+    cls = type(config)
+    return next(
+        (
+            name
+            for name, of in algorithms.CONFIGS.items()
+            if (cls.__module__, cls.__qualname__) == (f"flowrl.algorithms.{name}", of)
+        ),
+        None,
+    )
+
+
 def _check_item(summary: Any) -> None:
     if not hasattr(summary, "episode_return_mean"):
         raise TypeError(
             f"train needs a flow of Summaries, this one gives {type(summary).__name__}; end it with "
             ".for_each(ReportMetrics())"
         )
-
-
-def _confirmed(running: Run[Summary], history: list[Summary], stop_return: float | None) -> Any:
-    if stop_return is None:
-        return None
-    summary = history[-1]
-    trained = summary.episodes >= RETURN_WINDOW and summary.episode_return_mean >= stop_return
-    if not trained and not any(found >= stop_return for found in _new_evaluations(history)):
-        return None
-    return running.evaluate(CONFIRMING_EPISODES)
-
-
-def _new_evaluations(history: list[Summary]) -> list[float]:
-    """The mean returns of evaluations beside training (EvaluateEvery) that the newest Summary is the first to tell of.
-
-    Workers that explore for ever, as Ape-X has them, never reach in training what their policy can.
-    """
-    before = history[-2].nodes if len(history) > 1 else {}
-    return [
-        table["return_mean"]
-        for name, table in history[-1].nodes.items()
-        if "return_mean" in table and table.get("evaluations") != before.get(name, {}).get("evaluations")
-    ]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flowrl.operators.exploration import SetEpsilon
     from flowrl.operators.goals import RelabelGoals
     from flowrl.operators.gradients import ApplyGradients, AverageGradients, ComputeGradients
+    from flowrl.operators.joining import JoinAgents
     from flowrl.operators.league import PlayAgainst, SnapshotToLeague
     from flowrl.operators.mixing import MixInReplay
     from flowrl.operators.nstep import NStep
@@ -40,6 +41,7 @@ else:
             "evaluation": ("EvaluateEvery",),
             "exploration": ("SetEpsilon",),
             "goals": ("RelabelGoals",),
+            "joining": ("JoinAgents",),
             "gradients": ("ApplyGradients", "AverageGradients", "ComputeGradients"),
             "league": ("PlayAgainst", "SnapshotToLeague"),
             "mixing": ("MixInReplay",),
@@ -66,6 +68,7 @@ __all__ = [
     "ConcatBatches",
     "EvaluateEvery",
     "InitialPriorities",
+    "JoinAgents",
     "MixInReplay",
     "NStep",
     "ParallelRollouts",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from flowrl.batch import Batch
+from flowrl.numbers import check_whole
 from flowrl.operator import Context, Operator
 from flowrl.ref import Ref
 
@@ -25,8 +26,7 @@ class ConcatBatches(Operator[Batch, Batch]):
     min_steps: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.min_steps, bool) or not isinstance(self.min_steps, int) or self.min_steps < 1:
-            raise ValueError(f"min_steps must be at least 1, got {self.min_steps!r}")
+        check_whole("min_steps", self.min_steps)
 
     def open(self) -> None:
         self._held: list[Ref[Batch]] = []

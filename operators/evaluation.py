@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from flowrl.handles import ActorGroup, Pending
+from flowrl.numbers import check_whole
 from flowrl.operator import Context, Operator
 from flowrl.rl.evaluation import Evaluation
 
@@ -41,9 +42,7 @@ class EvaluateEvery(Operator[Any, Any]):
 
     def __post_init__(self) -> None:
         for name in ("env_steps", "episodes"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value!r}")
+            check_whole(name, getattr(self, name))
         if not hasattr(self.evaluators.actor_class, "evaluate"):
             raise ValueError(f"EvaluateEvery needs a group of evaluators, {self.evaluators!r} cannot evaluate")
 

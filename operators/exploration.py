@@ -30,7 +30,7 @@ class SetEpsilon(Operator[Any, Any]):
     epsilon: the share of uniform actions; a number, or a function of the run's environment steps.
     per_env: spreads ε over the environments of all workers together, as Ape-X does (arXiv:1803.00933, section 4):
         environment i of n has epsilon^(1 + per_env · i / (n - 1)), so the first has ε itself; 7 with an ε of 0.4 there.
-    policy: whose actions, where several policies live in a worker.
+    policy: whose actions, where several policies live in a worker; several may be named.
 
     Raises:
         GraphError: `workers` is no group of workers.
@@ -43,7 +43,7 @@ class SetEpsilon(Operator[Any, Any]):
     workers: ActorGroup[Any]
     epsilon: Rate
     per_env: float | None = None
-    policy: str | None = None
+    policy: str | tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         check_group("SetEpsilon", "RolloutWorker", self.workers, "set_epsilon")

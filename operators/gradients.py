@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -11,12 +11,13 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from flowrl.batch import Batch, MultiAgentBatch
+from flowrl.failures import FailurePolicy, Restart
 from flowrl.handles import ActorGroup, ActorHandle, Pending
 from flowrl.numbers import check_whole
-from flowrl.operator import AskOperator, Context, Operator
-from flowrl.operators.staleness import Staleness
-from flowrl.operators.training import TrainInfo, check_one_learner, losses_of, tell_spaces
-from flowrl.ref import Ref
+from flowrl.operator import AskOperator, Context, Kept, Operator
+from flowrl.operators.staleness import Staleness, Told
+from flowrl.operators.training import TrainInfo, check_keeping, check_one_learner, kept_of, losses_of, tell_spaces
+from flowrl.ref import Info, Ref
 from flowrl.rl.gradient_batch import GRADIENTS, ROWS, Gradients
 from flowrl.rl.gradients import mean_gradient
 from flowrl.rl.loss import Loss, wants_sequences
@@ -154,16 +155,29 @@ class ApplyGradients(AskOperator[Gradients, TrainInfo]):
     Metrics: policy_age_p50, policy_age_p95 and sample_reuse, as TrainOneStep has them.
 
     in_flight: gradients that are on their way to the learner at once.
+    on_failure, snapshot_every: as TrainOneStep's.
     """
 
     needs: ClassVar[frozenset[str]] = COLUMNS
 
     learner: ActorGroup[Any]
     in_flight: int = 1
+    on_failure: FailurePolicy | None = None
+    snapshot_every: int | None = None
 
     def __post_init__(self) -> None:
         check_whole("in_flight", self.in_flight)
         check_one_learner("ApplyGradients", self.learner)
+        check_keeping("ApplyGradients", self.learner, self.on_failure, self.snapshot_every)
+
+    @property
+    def outlives_losses(self) -> bool:
+        """A learner that is started again goes on without the gradient that it was lost with."""
+        return isinstance(self.on_failure, Restart)
+
+    @property
+    def kept(self) -> Kept | None:
+        return kept_of(self.learner, self.on_failure, self.snapshot_every)
 
     def actor_started(self, handle: ActorHandle[Any], ctx: Context) -> None:
         if handle in ctx.actors(self.learner):
@@ -181,8 +195,15 @@ class ApplyGradients(AskOperator[Gradients, TrainInfo]):
         learner = ctx.actors(self.learner)[0]
         self._tell_steps(ctx.origins, ctx)
         pending = learner.ask("apply_gradients", value, env_steps=ctx.env_steps)
-        told = partial(TrainInfo.of, learner.name, value.info.env_steps, pending.ref)
-        return pending.made_from_info(partial(self._staleness.told, told, value.part_infos, ctx))
+        state = {"learner": learner.name, "steps": value.info.env_steps, "parts": value.part_infos}
+        return pending.made_from_info(self.remade(state, pending, ctx))
+
+    def pending_state(self, make: Any) -> Any:
+        return make.state
+
+    def remade(self, state: Any, pending: Pending[Any], ctx: Context) -> Callable[[Info], TrainInfo]:
+        told = partial(TrainInfo.of, state["learner"], state["steps"], pending.ref)
+        return Told(self._staleness, told, state["parts"], ctx, state)
 
     def get_state(self) -> dict[str, Any]:
         return self._staleness.get_state()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from flowrl.errors import ActorDied, FlowError
@@ -63,13 +64,14 @@ class TrainingGroup:
             FlowError: they have lost each other and none has died.
             Whatever a learner raised.
         """
+        lost = _tells_of_loss(info)
         died = False
         for pending in others:
             try:
-                pending.info()
+                self._answer_of(pending) if lost else pending.info()
             except ActorDied:  # what that means its failure policy says
                 died = True
-        if not any(name.rpartition("/")[2] == "rounds_lost" for name in info.metrics):
+        if not lost:
             return True
         self.begin_anew()
         if not died:
@@ -78,6 +80,33 @@ class TrainingGroup:
                 f"rows, or the network does, let them wait longer than peer_timeout_s={self._timeout_s:g}"
             )
         return False
+
+    def look(self, first: Pending[Any], others: Sequence[Pending[Any]]) -> None:
+        """Where another has given the group up, the first one has as long again: it may be what they waited for.
+
+        Raises:
+            FlowError: it has not answered by then.
+        """
+        for pending in others:
+            if pending.done and pending.call.infos and _tells_of_loss(pending.info()):
+                with suppress(ActorDied):  # which its failure policy sees to
+                    self._answer_of(first)
+                return
+
+    def _answer_of(self, pending: Pending[Any]) -> Info:
+        """What a learner says that the others have lost."""
+        try:
+            return pending.info(self._timeout_s)
+        except TimeoutError:
+            raise FlowError(
+                f"{pending.call.actor.name} does not answer: the other learners gave it up after "
+                f"peer_timeout_s={self._timeout_s:g}, and as long again has passed since; where its updates take that "
+                "long, let them wait longer, else see what its loss or its machine hangs in"
+            ) from None
+
+
+def _tells_of_loss(info: Info) -> bool:
+    return any(name.rpartition("/")[2] == "rounds_lost" for name in info.metrics)
 
 
 def dealt(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from flowrl import graph
 from flowrl.batch import Batch
 from flowrl.errors import GraphError
-from flowrl.failures import Ignore, Raise
+from flowrl.failures import FailurePolicy, Ignore
 from flowrl.flow import Flow
 from flowrl.handles import ActorGroup, Pending, check_group
 from flowrl.numbers import check_whole
@@ -60,7 +60,14 @@ class StoreToReplay(StoreOperator[Batch, Stored]):
         living = ctx.living(self.shards)
         shard = living[self._turn % len(living)]
         self._turn += 1
-        return shard.ask("store", value).made_from_info(partial(Stored.of, shard.name))
+        pending = shard.ask("store", value)
+        return pending.made_from_info(self.remade(shard.name, pending, ctx))
+
+    def pending_state(self, make: Any) -> Any:
+        return make.args[0]  # the shard
+
+    def remade(self, state: Any, pending: Pending[Any], ctx: Context) -> Callable[[Info], Stored]:
+        return partial(Stored.of, state)
 
 
 def Replay(  # noqa: N802  (reads as an operator)
@@ -70,7 +77,7 @@ def Replay(  # noqa: N802  (reads as an operator)
     batches: int = 1,
     in_flight: int = 1,
     beta: Rate | None = None,
-    on_failure: Ignore | Raise | None = None,
+    on_failure: FailurePolicy | None = None,
     name: str | None = None,
 ) -> Flow[Batch]:
     """Minibatches drawn from replay shards, `batches` of `batch` items in each message: a Batch with the columns that
@@ -84,7 +91,8 @@ def Replay(  # noqa: N802  (reads as an operator)
     beta: the exponent of the importance weights, a number or a function of the run's environment steps; None leaves
         the shard's own.
     on_failure: what the death of a shard means: Ignore(), the default, goes on with the others and counts what was
-        lost; Raise() stops the run.
+        lost; Restart(n) starts it again, empty, and storing and drawing wait where it was the only one; Raise() stops
+        the run.
 
     Raises:
         GraphError: the group's class cannot be drawn from, or a number is out of range.
@@ -100,11 +108,8 @@ def Replay(  # noqa: N802  (reads as an operator)
     except ValueError as error:
         raise GraphError(f"Replay: {error}") from None
     policy = Ignore() if on_failure is None else on_failure
-    if not isinstance(policy, Ignore | Raise):
-        raise GraphError(
-            f"Replay: on_failure must be Ignore() or Raise(), got {policy!r} (what a dead shard held is gone, so it is "
-            "not started again)"
-        )
+    if not isinstance(policy, FailurePolicy):
+        raise GraphError(f"Replay: on_failure must be Restart(...), Ignore() or Raise(), got {policy!r}")
     return Flow(
         graph.Replay(
             label="Replay",

@@ -50,6 +50,21 @@ def rows_by_age(parts: Sequence[Info], version: int) -> Counter[int]:
     return found
 
 
+class Told:
+    """`make` of a learner's answer, with age and reuse: what `made_from_info` is given, and can be told of.
+
+    state: enough to make `make` anew.
+    """
+
+    def __init__(
+        self, staleness: Staleness, make: Callable[[Info], Any], parts: Sequence[Info], ctx: Context, state: Any
+    ):
+        self._staleness, self._make, self.parts, self._ctx, self.state = staleness, make, tuple(parts), ctx, state
+
+    def __call__(self, info: Info) -> Any:
+        return self._staleness.told(self._make, self.parts, self._ctx, info)
+
+
 class Staleness:
     """The ages and the reuse of the newest `WINDOW` trainings (OpenAI Five, arXiv:1912.06680, section 4.1)."""
 

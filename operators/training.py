@@ -9,13 +9,15 @@ from functools import partial
 from typing import Any
 
 from flowrl.batch import Batch
+from flowrl.failures import FailurePolicy, Ignore, Raise, Restart
 from flowrl.handles import ActorGroup, ActorHandle, Pending
 from flowrl.numbers import check_fields, check_whole
-from flowrl.operator import AskOperator, Context
+from flowrl.operator import AskOperator, Context, Kept
 from flowrl.operators.in_step import TrainingGroup
-from flowrl.operators.staleness import Age, Staleness
+from flowrl.operators.staleness import Age, Staleness, Told
 from flowrl.ref import Info, Ref
 
+SNAPSHOT_EVERY = 10  # calls of a learner between two snapshots of its state
 PEER_TIMEOUT_S = 120.0  # how long learners in step wait for one another
 
 
@@ -71,6 +73,13 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
     training, and sample_reuse, both over the newest 100 trainings; dropped_steps and dropped_items, where
     `max_policy_lag` is set.
 
+    on_failure: what the death of a learner means. Raise(), which None stands for, stops the run. Restart(n) starts a
+        lone learner again, from a snapshot of its state (weights, optimizer, targets), up to n times in a row; the
+        batches that it had are lost (`steps_lost`), and run.stats() warns of the updates that are. Of several learners
+        a new one takes over the state of the others; Ignore() goes on without it.
+    snapshot_every: a lone learner's state is kept in the object store after so many calls (None: 10); it goes on from
+        one that is that old at most, and by those calls that were out. Only with on_failure=Restart(n).
+
     max_policy_lag: no row is trained on whose weights are more than so many versions behind those that its training
         begins with; fragments that are older, calls that are out counted in, are dropped from the batch and counted
         before the learner is asked, and a batch of which nothing is left is not trained on. None trains on everything.
@@ -83,23 +92,29 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
     in_flight: int = 1
     peer_timeout_s: float | None = None
     max_policy_lag: int | None = None
+    on_failure: FailurePolicy | None = None
+    snapshot_every: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("epochs", "in_flight", "minibatch", "microbatch"):
             value = getattr(self, name)
             if name in ("minibatch", "microbatch") and value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value!r}")
+            check_whole(name, value)
         if self.peer_timeout_s is not None:
             check_fields(self, positive=("peer_timeout_s",))
         if self.max_policy_lag is not None:
             check_whole("max_policy_lag", self.max_policy_lag, at_least=0)
+        check_keeping("TrainOneStep", self.learner, self.on_failure, self.snapshot_every)
 
     @property
     def outlives_losses(self) -> bool:
-        """A group of learners goes on without the batch in which one was lost."""
-        return self.learner.count > 1
+        """A group of learners, and a learner that is started again, go on without the batch in which one was lost."""
+        return self.learner.count > 1 or isinstance(self.on_failure, Restart)
+
+    @property
+    def kept(self) -> Kept | None:
+        return kept_of(self.learner, self.on_failure, self.snapshot_every)
 
     def open(self) -> None:
         self._group = TrainingGroup(PEER_TIMEOUT_S if self.peer_timeout_s is None else self.peer_timeout_s)
@@ -107,10 +122,12 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
         self._out: deque[Pending[Any]] = deque()  # calls that may not be answered yet
 
     def get_state(self) -> dict[str, Any]:
-        return self._staleness.get_state()  # of the group nothing: the learners meet again
+        # Of the group nothing: the learners meet again.
+        return {"staleness": self._staleness.get_state(), "out": [Pending(each.call, each.run) for each in self._out]}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._staleness.set_state(state)
+        self._staleness.set_state(state["staleness"])
+        self._out = deque(state["out"])
 
     def required_columns(self) -> frozenset[str]:
         """What the learner's loss needs."""
@@ -132,26 +149,33 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
         if self.microbatch is not None:
             options["microbatch"] = self.microbatch
         options["env_steps"] = ctx.env_steps
+        others: list[Pending[Any]] | None = None
         if self.learner.count > 1:
-            pending, told = self._ask_all(given, learners, options)
+            pending, others = self._group.ask(learners, given, options)
         else:
             pending = learners[0].ask("train", given, **options)
-            told = partial(TrainInfo.of, learners[0].name, given.info.env_steps, pending.ref)
         if self.max_policy_lag is not None:
             self._out.append(pending)
-        return pending.made_from_info(partial(self._staleness.told, told, given.part_infos, ctx))
+        state = {
+            "learner": learners[0].name,
+            "steps": given.info.env_steps,
+            "parts": given.part_infos,
+            "others": others,
+        }
+        made = pending.made_from_info(self.remade(state, pending, ctx))
+        return made.watched(others, partial(self._group.look, pending, others)) if others else made
 
-    def _ask_all(
-        self, value: Ref[Batch], learners: tuple[ActorHandle[Any], ...], options: Mapping[str, Any]
-    ) -> tuple[Pending[Any], Callable[[Info], TrainInfo]]:
-        pending, others = self._group.ask(learners, value, options)
+    def pending_state(self, make: Any) -> Any:
+        return make.state
+
+    def remade(self, state: Any, pending: Pending[Any], ctx: Context) -> Callable[[Info], TrainInfo]:
+        learner, steps, others = state["learner"], state["steps"], state["others"]
 
         def trained(info: Info) -> TrainInfo:
-            whole = self._group.check(info, pending, others)
-            steps = value.info.env_steps if whole else 0
-            return TrainInfo.of(learners[0].name, steps, pending.ref if whole else None, info)
+            whole = others is None or self._group.check(info, pending, others)
+            return TrainInfo.of(learner, steps if whole else 0, pending.ref if whole else None, info)
 
-        return pending, trained
+        return Told(self._staleness, trained, state["parts"], ctx, state)
 
     def _young(self, value: Ref[Batch], learner: ActorHandle[Any], ctx: Context) -> Ref[Batch] | None:
         """What is left of a batch without what would be too old when its training begins."""
@@ -167,6 +191,38 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
             ctx.metrics.add("dropped_steps", dropped)
             ctx.metrics.add("dropped_items", len(value.part_infos) - (0 if given is None else len(given.part_infos)))
         return given
+
+
+def check_keeping(
+    node: str, learner: ActorGroup[Any], on_failure: FailurePolicy | None, snapshot_every: int | None
+) -> None:
+    """Nothing, if a group of learners can be kept so.
+
+    Raises:
+        ValueError: a policy that is none, Ignore() for a lone learner, a class without `resume`, or a number below 1.
+    """
+    if snapshot_every is not None:
+        check_whole("snapshot_every", snapshot_every)
+        if not isinstance(on_failure, Restart):
+            raise ValueError(
+                f"{node}: snapshot_every={snapshot_every} is for on_failure=Restart(n), got {on_failure!r}"
+            )
+    if on_failure is not None and not isinstance(on_failure, FailurePolicy):
+        raise ValueError(f"{node}: on_failure must be Restart(...), Ignore() or Raise(), got {on_failure!r}")
+    if learner.count == 1 and isinstance(on_failure, Ignore):
+        raise ValueError(f"{node}: on_failure=Ignore() has nobody to go on with, {learner.name!r} is one actor")
+    cls = learner.actor_class
+    if learner.count == 1 and isinstance(on_failure, Restart) and not callable(getattr(cls, "resume", None)):
+        raise ValueError(f"{node}: {cls.__name__} has no resume(state, at_least), so Restart has nothing to go on from")
+
+
+def kept_of(learner: ActorGroup[Any], on_failure: FailurePolicy | None, every: int | None) -> Kept | None:
+    """How the learners are kept; None where a death ends the run, or a flow that they are sources of has a say."""
+    return (
+        None
+        if on_failure is None or isinstance(on_failure, Raise)
+        else Kept(learner, on_failure, every or SNAPSHOT_EVERY)
+    )
 
 
 def check_one_learner(node: str, learner: ActorGroup[Any]) -> None:

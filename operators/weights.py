@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from flowrl.handles import ActorGroup, ActorHandle
+from flowrl.numbers import check_whole
 from flowrl.operator import Context, Operator
 
 
@@ -19,7 +20,7 @@ class SendWeights(Operator[Any, Any]):
 
     to: a group, or "origin": the actors that the item came from.
     policy: passed on to `set_weights(flat, version, policy=)` where several policies live in a worker; None: the
-        `policy_id` that the learner's description gives, if it gives one.
+        `policy_id` that the learner's description gives, if it gives one. Of a learner of several it names them all.
     every_env_steps, every_updates: at most once in so many environment steps, or versions of the weights.
     """
 
@@ -28,7 +29,7 @@ class SendWeights(Operator[Any, Any]):
 
     learner: ActorGroup[Any]
     to: ActorGroup[Any] | Literal["origin"]
-    policy: str | None = None
+    policy: str | tuple[str, ...] | None = None
     every_env_steps: int | None = None
     every_updates: int | None = None
 
@@ -36,9 +37,8 @@ class SendWeights(Operator[Any, Any]):
         if not isinstance(self.to, ActorGroup) and self.to != "origin":
             raise ValueError(f"to must be a group of actors or 'origin', got {self.to!r}")
         for name in ("every_env_steps", "every_updates"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be at least 1, got {value!r}")
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name))
 
     def open(self) -> None:
         self._has: dict[ActorHandle[Any], int] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 
 # Before anything imports NumPy or torch. Two cores run several actors, and one thread makes sums reproducible.
@@ -25,6 +26,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "ray_session" in getattr(item, "fixturenames", ()):
             item.add_marker("ray")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Leaves no reproductions of faults that tests had on purpose."""
+    shutil.rmtree(session.config.rootpath / "flowrl-crashes", ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

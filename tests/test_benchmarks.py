@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import learn_async, learn_replay, staleness
+from benchmarks import learn_async, learn_replay, mix, staleness
 from benchmarks.learn import interquartile_mean, interval
 
 
@@ -89,3 +89,24 @@ def test_curves_under_slow_learners_make_one_table(tmp_path):
 @pytest.mark.parametrize("algorithm", ["impala", "appo"])
 def test_slow_learners_train(algorithm):
     assert staleness.graph(algorithm, 4.0, 2, 2).check().item.iteration == 1
+
+
+def test_seeds_of_a_mix_make_one_section():
+    found = [
+        mix.Learned(0, 36_000, 61.0, 44_000, 80.0, {"ppo": [500.0, 480.0], "dqn": [500.0, 460.0]}, "ray"),
+        mix.Learned(1, None, None, 120_000, 200.0, {"ppo": [500.0, 500.0], "dqn": [100.0, 200.0]}, "ray"),
+    ]
+    section = mix.report(found)
+    assert "Both policies at 450 or more in 1 of 2 seeds" in section
+    assert "| 0 | 490 | 480 | 36,000 | 61 | 44,000 | 80 |" in section
+    assert "| 1 | 500 | 150 | – | – | 120,000 | 200 |" in section
+
+
+def test_every_agent_of_the_standing_poles_acts_at_every_step():
+    env = mix.Standing(3)
+    obs, _ = env.reset(seed=0)
+    for step in range(1, 501):
+        obs, rewards, terminated, truncated, _ = env.step(dict.fromkeys(obs, 0))  # every pole falls again and again
+        assert set(obs) == set(rewards) == {"agent_0", "agent_1", "agent_2"}
+        assert not any(terminated.values())
+        assert truncated["__all__"] == (step == 500)

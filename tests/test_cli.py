@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import flowrl
-from flowrl import cli, console
+from flowrl import Raise, Restart, cli, console
 from flowrl.algorithms import CONFIGS, PPOConfig
 from flowrl.cli import BAD_USAGE, FAILED, INTERRUPTED, NOT_REACHED, SOLVED_OR_FINISHED, main
 from flowrl.flags import GraphOptions, TrainOptions, mapping_of, named, parse
@@ -83,7 +83,13 @@ def test_every_flag_has_its_help(name: str, command: list[str], capsys: pytest.C
     lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
     flagged = [at for at, line in enumerate(lines) if line.startswith("--")]
     inner = ("--policy.hidden", "--env-options.frame-stack")
-    known = {"--env", *(("--ppo.policy.hidden", "--dqn.policy.hidden") if name == "ppo_and_dqn" else inner)}
+    several = {
+        "ppo_and_dqn": ("--ppo.policy.hidden", "--dqn.policy.hidden"),
+        "multi_agent_ppo": ("--ppo.policy.hidden",),
+        "qmix": ("--dqn.policy.hidden",),
+        "maddpg": ("--ddpg.policy.hidden",),
+    }
+    known = {"--env", *several.get(name, inner)}
     assert known <= {lines[at].split()[0] for at in flagged}
     assert [lines[at] for at in flagged if lines[at + 1].startswith("(default")] == []
 
@@ -176,7 +182,7 @@ def test_graph_options_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("args", "problem"),
     [
-        ("", "which command? There are: train, graph, list"),
+        ("", "which command? There are: train, resume, eval, graph, list"),
         ("trian ppo", "unknown command 'trian'; did you mean 'train'?"),
         ("list ppo", "list takes no arguments, got ppo"),
         ("train", "train needs an algorithm before its flags; there are: a2c, a3c, apex, appo, ddpg, ddppo, dqn"),
@@ -318,7 +324,7 @@ def test_an_interrupt_before_the_first_result(
     def interrupted(config: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_check_env", interrupted)
+    monkeypatch.setattr(cli, "check_env", interrupted)
     assert main(["train", "ppo", *LOCAL, "--total-steps", "9"]) == INTERRUPTED
     assert capsys.readouterr().err == "interrupted before the first result\n"
 
@@ -482,3 +488,18 @@ def test_the_script_is_installed_under_its_name() -> None:
     done = subprocess.run([script, "nope"], capture_output=True, text=True, check=False, timeout=60, env={**os.environ})
     assert done.returncode == BAD_USAGE
     assert done.stderr.startswith("flowrl: unknown command 'nope'")
+
+
+@pytest.mark.parametrize(
+    ("word", "policy"),
+    [("raise", Raise()), ("restart", Restart()), ("restart:5", Restart(5)), ("restart:5:0.5", Restart(5, 0.5))],
+)
+def test_what_a_fault_means_is_one_word(word: str, policy: Raise | Restart) -> None:
+    config, _ = parse(PPOConfig, GraphOptions, ["--env-options.on-fault", word], "flowrl", "")
+    assert config.env_options.on_fault == policy
+
+
+@pytest.mark.parametrize("word", ["ignore", "restart:0", "restart:x", "raise:3", "restart:1:2:3"])
+def test_another_word_is_refused(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["graph", "ppo", "--env-options.on-fault", word]) == 2
+    assert word in capsys.readouterr().err

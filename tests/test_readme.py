@@ -12,7 +12,7 @@ import pytest
 from flowrl import Batch
 from flowrl.algorithms import CONFIGS
 from flowrl.cli import main
-from flowrl.flags import GraphOptions, TrainOptions, parse
+from flowrl.flags import EvalOptions, GraphOptions, ResumeOptions, TrainOptions, parse, parse_options
 from flowrl.testing import check_operator
 from flowrl.training import config_of
 
@@ -70,6 +70,9 @@ def test_a_command_is_one(command: str, capsys: pytest.CaptureFixture[str]) -> N
         assert main([what, *rest]) == 0
         return
     name, *flags = rest
+    if what in ("resume", "eval"):
+        assert parse_options(ResumeOptions if what == "resume" else EvalOptions, flags, "flowrl", "")
+        return
     assert name in CONFIGS
     config, options = parse(config_of(name), TrainOptions if what == "train" else GraphOptions, flags, "flowrl", "")
     assert config.graph().explain()

@@ -46,6 +46,7 @@ def test_it_stops_after_total_steps_and_gives_everything_back() -> None:
     assert result.history[-1].episode_length_mean == 3.0
     assert result.stats.env_steps == result.history[-1].env_steps
     assert result.policy.act(np.zeros(2, np.float32)) in (0, 1)
+    assert result.policies == {"default": result.policy}
 
 
 def test_solved_means_a_hundred_episodes_and_a_greedy_confirmation() -> None:
@@ -250,7 +251,7 @@ def test_an_interrupt_saves_what_came_and_the_policy(tmp_path: Path, at: int) ->
 
 def test_an_interrupt_whose_policy_cannot_be_saved_says_so(tmp_path: Path) -> None:
     def observe(progress: Progress) -> None:
-        monkeypatch.setattr(Run, "policy_state", lambda self: 1 / 0)
+        monkeypatch.setattr(Run, "policy_states", lambda self: 1 / 0)
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(KeyboardInterrupt) as caught:

@@ -124,6 +124,10 @@ class Local:
         """The payload's value."""
         return payload.load()
 
+    def store(self, value: Any) -> Any:
+        """A payload of the driver's own."""
+        return Stored(value) if self.isolate else Shared(value)
+
     def restart(self, actor: _LocalActor, plan: GroupPlan, index: int) -> _LocalActor:
         """A new host in this process."""
         return self.create(plan, index)

@@ -85,6 +85,10 @@ class Backend(Protocol):
         """The payload's value, brought to the driver."""
         ...
 
+    def store(self, value: Any) -> Any:
+        """A payload of the driver's own, as if an actor had answered it."""
+        ...
+
     def restart(self, actor: Any, plan: GroupPlan, index: int) -> Any:
         """Begins to start a host in place of one whose process ended."""
         ...

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from time import monotonic, sleep
 from typing import Any
 
+from flowrl import process
 from flowrl.backends.placement import Placement
 from flowrl.backends.protocol import Died, GroupPlan, Sent
 from flowrl.engine.failure import record_of
@@ -19,6 +20,7 @@ from flowrl.engine.record import FAILED, Record, sealed
 from flowrl.errors import ActorDied, FlowError, StartError
 
 MANY = 256  # above so many pending calls ray.wait costs more than completion callbacks
+LAST_WORDS = "flowrl:last-words:"  # of an actor, by its id
 CONNECT_S = 3.0  # how long an address may take to accept a connection
 
 _held: dict[int, dict[str, float]] = {}  # resources of this process's live runs
@@ -27,6 +29,10 @@ _owned_cpus: float | None = None  # of the Ray that this process started, if it 
 
 class RayHost(Host):
     """The host of an actor, as Ray makes it: what it answers travels."""
+
+    def __init__(self, group: str, index: int):
+        super().__init__(group, index)
+        process.belongs_to_one_actor(_last_words)
 
     def call(self, message: bytes, *payloads: Any) -> tuple[Any, Any]:
         """The answer to one message."""
@@ -283,6 +289,12 @@ class Ray:
 
         return ray.get(payload)
 
+    def store(self, value: Any) -> Any:
+        """A payload of the driver's own, in the object store."""
+        import ray
+
+        return ray.put(value)
+
     def now(self) -> float:
         """Seconds of the monotonic clock."""
         return monotonic()
@@ -377,8 +389,30 @@ def _what_came_instead(error: BaseException) -> Record | Died:
 
     # A RayTaskError comes from a living actor, also where its cause is the death of one that an argument came from.
     if isinstance(error, RayActorError | WorkerCrashedError) and not isinstance(error, RayTaskError):
-        return Died(str(error).strip().split("\n")[0])
+        said = _said_last(getattr(error, "actor_id", None))
+        return Died(str(error).strip().split("\n")[0] if said is None else said)
     return Record(FAILED, error=record_of(_plainly(error)))
+
+
+def _last_words(reason: str) -> None:
+    """Leaves, in the cluster, why this actor's process is about to end itself."""
+    import ray
+    from ray.experimental import internal_kv
+
+    internal_kv._internal_kv_put(f"{LAST_WORDS}{ray.get_runtime_context().get_actor_id()}", reason)
+
+
+def _said_last(actor_id: str | None) -> str | None:
+    """What an actor whose process has ended left to be said."""
+    from ray.experimental import internal_kv
+
+    if actor_id is None:
+        return None
+    try:
+        said = internal_kv._internal_kv_get(f"{LAST_WORDS}{actor_id}")
+    except Exception:  # no cluster any more, or another Ray's way
+        return None
+    return None if said is None else said.decode()
 
 
 def _plainly(error: BaseException) -> BaseException:

@@ -9,6 +9,7 @@ from typing import Any
 from flowrl.engine.calls import ANSWERED, LOST, Call
 from flowrl.engine.cursors import BLOCKED, END, MISSING, PENDING, Cursor, Item, Signal, item_of_result
 from flowrl.engine.failure import InNode
+from flowrl.engine.kept import Keeper
 from flowrl.engine.stage import Stage
 from flowrl.handles import Pending
 from flowrl.operator import AskOperator
@@ -23,9 +24,10 @@ class AskCursor(Cursor):
         super().__init__(name, run)
         assert isinstance(stage.op, AskOperator)
         self.upstream, self.stage, self.op = upstream, stage, stage.op
-        self._window: deque[tuple[Pending[Any], tuple[Any, ...], int | None]] = deque()
+        self._window: deque[tuple[Pending[Any], tuple[Any, ...], int | None, int]] = deque()
         self._rest: deque[Item] = deque()
         self._size = stage.op.calls_in_flight
+        self.keeper: Keeper | None = None  # of the actors that are asked, where they outlive their deaths
 
     def upstreams(self) -> list[Cursor]:
         return [self.upstream]
@@ -35,24 +37,49 @@ class AskCursor(Cursor):
             return END
         why = self._fill()
         if self._window:
-            pending, origins, version = self._window[0]
+            pending, origins, version, steps = self._window[0]
             call: Call = pending.call
             while not call.done:  # a wait also ends when an actor has restarted
+                if pending.look is not None:
+                    pending.look()
                 if not self.run.deterministic:
                     return PENDING
-                self.run.wait_in_place([call])
+                self.run.wait_in_place([call, *(other.call for other in pending.beside if not other.done)])
             self._window.popleft()
             if call.state is LOST and self.op.outlives_losses:
+                self._lost(steps)
                 return self.pull()
-            return self.out(self._answered(pending, origins, version))
+            got = self._answered(pending, origins, version)
+            if self.keeper is not None:
+                self.keeper.answered(call.actor)
+            return self.out(got)
         if self._rest:
             return self.out(self._rest.popleft())
         if why is END:
             self.closed = True
         return self.blocked() if why is BLOCKED else why
 
+    def _lost(self, steps: int) -> None:
+        """An item's call died with its actor, and the others go on without it."""
+        lost = (("items_lost", 1.0), ("steps_lost", float(steps)))
+        self.run.accounts.merge([(self.name, None, what, "sum", count, 1.0) for what, count in lost])
+        self.run.poll()  # settles the death, before anything else is asked of that actor
+
+    def _nobody_there(self) -> bool:
+        """Whether the actor that is asked is on its way up; a deterministic graph waits for it here."""
+        keeper = self.keeper
+        assert keeper is not None
+        keeper.begin()
+        while keeper.away:
+            if not self.run.deterministic:
+                return True
+            self.run.wait_in_place(keeper.calls)
+        return False
+
     def _fill(self) -> Signal:
         while len(self._window) < self._size and not self.stage.finished:
+            if self.keeper is not None and self._nobody_there():
+                return PENDING
             got = self.upstream.pull()
             if isinstance(got, Item):
                 self._ask(got)
@@ -82,7 +109,7 @@ class AskCursor(Cursor):
             self._dropped()
             return
         ((_, origins, version),) = stage.leave((pending,))
-        self._window.append((pending, origins, version))
+        self._window.append((pending, origins, version, item.steps))
         self.run.moved += 1
 
     def _dropped(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowrl import graph
 from flowrl.backends.protocol import Backend, GroupPlan
@@ -19,6 +19,7 @@ from flowrl.engine.cursors import ApplyCursor, Cursor, IterateCursor, TakeCursor
 from flowrl.engine.failure import InNode
 from flowrl.engine.gathers import AsyncGatherCursor, GatherCursor, ShardFeed, SyncGatherCursor
 from flowrl.engine.host import Start
+from flowrl.engine.kept import Keeper
 from flowrl.engine.limiter import Limiter
 from flowrl.engine.pickling import Handed, copied, own_copy, pickled
 from flowrl.engine.replay import ReplayCursor, StoreCursor
@@ -26,6 +27,7 @@ from flowrl.engine.served import ServedAsyncGatherCursor, ServedSyncGatherCursor
 from flowrl.engine.shard import Pipeline
 from flowrl.engine.stage import Stage
 from flowrl.engine.stats import Accounts
+from flowrl.engine.stragglers import TimedSyncGatherCursor
 from flowrl.engine.view import NodeView
 from flowrl.errors import GraphError
 from flowrl.handles import ActorGroup, Apart
@@ -33,11 +35,17 @@ from flowrl.operator import AskOperator, Context
 from flowrl.pacing import Pacing
 from flowrl.wiring import check_depth
 
+if TYPE_CHECKING:
+    from flowrl.engine.resuming import Resumption
 
-def build(root: graph.Node, backend: Backend, seed: int | None, *, one_each: bool = False) -> Engine:
+
+def build(
+    root: graph.Node, backend: Backend, seed: int | None, *, one_each: bool = False, resumed: Resumption | None = None
+) -> Engine:
     """An engine with its actors started and greeted, ready for its first pull.
 
     one_each: a single actor of each group, whatever the description says (for `flow.check()`).
+    resumed: the checkpoint from which it goes on.
     """
     if root.parallel:
         raise GraphError("a ParallelFlow lives in its shards; gather it (gather_sync, gather_async) before running it")
@@ -51,15 +59,22 @@ def build(root: graph.Node, backend: Backend, seed: int | None, *, one_each: boo
     accounts = Accounts(list(names.values()), counts, sources, backend.now)
     whole_seed = secrets.randbits(63) if seed is None else seed
     engine = Engine(backend, accounts, whole_seed, graph.why_not_deterministic(root, names) is None)
+    engine.described = root, names, groups
+    if resumed is not None:
+        resumed.check(root, names, groups)
     for node, name in names.items():
         engine.places[name] = NodePlace(name, node.where, graph.path_to(node, names))
     for name, group in groups.items():
         engine.states[name] = [ActorState(name, i, group.actor_class, None) for i in range(counts[name])]
+        for state in engine.states[name] if resumed is not None else ():
+            state.incarnation = resumed.incarnation(name, state.index)  # type: ignore[union-attr]
     builder = _Builder(engine, names, groups, one_each)
     try:
         engine.root = builder.cursor(root)
         engine.cursors = list(builder.cursors.values())
         _start_actors(engine, groups, builder.pipelines)
+        if resumed is not None:
+            resumed.restore(engine)
     except InNode as located:
         failed = located
     except BaseException:
@@ -108,7 +123,9 @@ class _Builder:
             if group is not None:
                 return StoreCursor(name, engine, above[0], stage, self._limiter(node, group))
             if isinstance(stage.op, AskOperator):
-                return AskCursor(name, engine, above[0], stage)
+                cursor = AskCursor(name, engine, above[0], stage)
+                cursor.keeper = self._keeper(node, stage.op)
+                return cursor
             return ApplyCursor(name, engine, above[0], stage, node.where)
         if isinstance(node, graph.Take):
             return TakeCursor(name, engine, above[0], node.n)
@@ -119,6 +136,13 @@ class _Builder:
             return BranchCursor(name, engine, above[0])
         assert isinstance(node, graph.Unite), node
         return UnionCursor(name, engine, above, node.mode, node.weights, node.emit)
+
+    def _keeper(self, node: graph.Node, op: AskOperator[Any, Any]) -> Keeper | None:
+        kept = op.kept
+        if kept is None:
+            return None
+        states = self.engine.states[graph.full_name(node, kept.group, self.groups)]
+        return Keeper(self.engine, self.names[node], states, kept)
 
     def _context(self, node: graph.Node) -> Context:
         return Context(self.names[node], NodeView(self.engine, self.names[node], node.prefix))
@@ -143,9 +167,9 @@ class _Builder:
         name, engine = self.names[node], self.engine
         feeds: list[ShardFeed] = []
         servers: dict[ShardFeed, ActorState] = {}
-        for source, path in paths:
+        for number, (source, path) in enumerate(paths):
             group = graph.source_group(source, self.groups)
-            key = f"{name}:{len(feeds)}:{self.names[source]}"
+            key = f"{name}:{number}:{self.names[source]}"
             line = Pipeline(self.names[source], source.method, source.args, self._operators(path), source.takes)
             self.pipelines[group][key] = line
             own = [
@@ -157,6 +181,8 @@ class _Builder:
                 servers |= {feed: at[place % len(at)] for place, feed in enumerate(own)}
         if servers:
             return self._served(node, feeds, servers)
+        if node.patience is not None:
+            return TimedSyncGatherCursor(name, engine, feeds, node.on_failure, node.patience)
         if node.mode == "sync":
             return SyncGatherCursor(name, engine, feeds, node.on_failure)
         return AsyncGatherCursor(name, engine, feeds, node.on_failure, node.num_async)
@@ -228,6 +254,7 @@ def _start_body(engine: Engine, name: str, group: ActorGroup[Any], pipelines: Ma
             "index": state.index,
             "count": group.count,
             "seed": engine.seed_of(name, state.index, state.incarnation),
+            "incarnation": state.incarnation,
         }
         at = state.index if differ > 1 else 0
         made = Handed(copied(starts[at], f"group {name!r}")) if in_process else packed[at]

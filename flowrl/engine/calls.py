@@ -24,6 +24,7 @@ Arrived = Callable[["Call"], None]
 NO_RECORD = Record()
 _new = object.__new__
 ANSWERED, LOST, ERROR, OUT = "answered", "lost", "error", "out"
+NO_WORK = frozenset({"start", "save", "restore"})  # kinds of messages that are none of a group's work
 
 
 class ActorState:
@@ -192,6 +193,10 @@ class Calls:
         """Asks the host to close the actor's object."""
         return self._post(state, "close", None, [], state.group, "close")
 
+    def state(self, state: ActorState, kind: str, body: Any) -> Call:
+        """Asks the host to save its state, or to go on from one."""
+        return self._post(state, kind, body, [], state.group, kind)
+
     def flush(self) -> None:
         """Sends every held tell."""
         if self._mailed:
@@ -270,10 +275,14 @@ class Calls:
         return self._take(ready)
 
     def sweep(self) -> None:
-        """Takes in the answers to tells that are there already, without waiting."""
-        told = [sent for sent, call in list(self.pending.items()) if call.kind == "tell"]
+        """Takes in the answers to tells and snapshots that are there already, without waiting."""
+        told = [sent for sent, call in list(self.pending.items()) if call.kind in ("tell", "snapshot")]
         if told:
             self._take(self.backend.poll(told, 0.0))
+
+    def take(self, answered: Sequence[Sent]) -> None:
+        """Takes in answers that are there."""
+        self._take(answered)
 
     def merge_metrics(self, call: Call) -> None:
         """Merges the metrics that came with an answer."""
@@ -337,7 +346,7 @@ class Calls:
         if call.kind == "pull" and not record.tell_errors:
             self.accounts.answer(call.actor.group, call.stats, record)
             return  # a gather merges the metrics of its shards, in an order that timing cannot change
-        self.accounts.answer(call.actor.group, call.stats, record, starting=call.kind == "start")
+        self.accounts.answer(call.actor.group, call.stats, record, starting=call.kind in NO_WORK)
         if call.kind != "pull":
             self.merge_metrics(call)
         for node, label, failure in record.tell_errors:

@@ -47,6 +47,10 @@ class Engine:
         self.stages: list[Stage] = []
         self.places: dict[str, NodePlace] = {}
         self.states: dict[str, list[ActorState]] = {}
+        self.described: Any = None  # (root, names, groups) of the graph
+        self.holding = False  # while it is saved: no step begins in which a server is asked
+        self.retired: dict[str, list[int]] = {}  # incarnations by group and index, as the checkpoint knows them
+        self.warned: set[str] = set()  # groups of which was said that they keep no state
         self.closing = False  # from the first moment of closing: what a pull answers then may be cut short
         self.closed = False
         self.interrupted = False  # as it was closed, which went on; whoever closes it raises that

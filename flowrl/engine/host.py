@@ -57,6 +57,8 @@ class Host:
                     record, payload = self._ask(body, payloads)
                 elif kind == "feed":
                     record, payload = self._feed(body, payloads)
+                elif kind in ("save", "restore"):
+                    record, payload = self._state(kind, body)
                 elif kind == "close":
                     record, payload = self._close()
                 else:
@@ -146,6 +148,11 @@ class Host:
             return getattr(self.object, method)
         function = unpack(method)
         return lambda *args, **kwargs: function(self.object, *args, **kwargs)
+
+    def _state(self, kind: str, body: dict[str, Any]) -> tuple[Record, Any]:
+        from flowrl.engine.host_states import restore_host, save_host
+
+        return Record(infos=(Info(),)), ([(save_host if kind == "save" else restore_host)(self, body)], None)
 
     def _close(self) -> tuple[Record, Any]:
         for shard in self.shards.values():

@@ -85,7 +85,7 @@ class Interrupts:
             return
         self._installed.add(id(self))
         if getsignal(SIGINT) is default_int_handler:  # at first, or a notebook put it back between two cells
-            _signal.signal(SIGINT, _interrupted)
+            _signal.signal(SIGINT, interrupted)
         if Interrupts._moving is None or Interrupts._moving.depth == 0:  # else its operator moves this run
             Interrupts._moving = self
 
@@ -100,7 +100,7 @@ class Interrupts:
             return False
         if Interrupts._moving is self:
             Interrupts._moving = None
-        if not self._installed and getsignal(SIGINT) is _interrupted:
+        if not self._installed and getsignal(SIGINT) is interrupted:
             _signal.signal(SIGINT, default_int_handler)
         noted, self.noted = self.noted, False
         return noted
@@ -149,7 +149,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
 
-def _interrupted(signum: int, frame: FrameType | None) -> None:
+def interrupted(signum: int, frame: FrameType | None) -> None:
     """The handler: it does for the item under way what its run says, and else what Python's does."""
     moving = Interrupts._moving
     if moving is None or moving.depth == 0:

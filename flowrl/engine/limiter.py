@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flowrl.errors import ActorDied
-from flowrl.failures import Raise
+from flowrl.failures import Raise, Restart
 
 if TYPE_CHECKING:
     from flowrl.engine.calls import ActorState
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 class Stock:
     """What the driver knows of one shard, from the answers that were taken in."""
 
-    __slots__ = ("drawn", "inserted", "mass", "size", "state")
+    __slots__ = ("drawn", "inserted", "mass", "restarts", "size", "state")
 
     def __init__(self, state: ActorState):
         self.state = state
         self.size, self.mass = 0, 0.0
         self.inserted = self.drawn = 0  # rows, ever
+        self.restarts = 0  # in a row
 
 
 class Limiter:
@@ -91,6 +92,8 @@ class Limiter:
     def may_insert(self, rows: int) -> bool:
         """Whether an item of so many rows may be sent to a shard now."""
         self._largest_insert = max(self._largest_insert, rows)
+        if not self.living:  # all are being started again
+            return False
         ratio = self.pacing.samples_per_insert
         if ratio is None or self._total + self.coming < self.needed or not self._any_lasts(self._largest_sample):
             return True
@@ -99,7 +102,7 @@ class Limiter:
 
     def may_sample(self, rows: int) -> bool:
         """Whether so many rows may be drawn now."""
-        if self._total < self.needed:
+        if not self.living or self._total < self.needed:
             return False
         if not self._any_lasts(rows):
             return False
@@ -116,7 +119,7 @@ class Limiter:
             able = [stock for stock in able if self._lasts(stock, rows)]
         masses = [stock.mass for stock in able]
         if len(able) == 1 or sum(masses) <= 0:
-            return able[0]
+            return next((stock for stock in able if stock.size), able[0])
         left = draw() * sum(masses)
         for stock, mass in zip(able, masses, strict=True):
             left -= mass
@@ -146,6 +149,7 @@ class Limiter:
         self.coming -= rows
         self.inserted += stored
         stock = self.stocks[state]
+        stock.restarts = 0
         stock.inserted += stored
         stock.drawn += int(said.get("forgone", 0))  # overwritten before it was drawn as often as it might
         if stock in self.living:
@@ -188,32 +192,39 @@ class Limiter:
     # ---------------------------------------------------------------- deaths
 
     def died(self, state: ActorState, reason: str) -> None:
-        """A shard's process has ended: its rows are lost and counted, and the others go on.
+        """A shard's process has ended: its rows are lost and counted; the others go on, and it may be started again.
 
         Raises:
-            ActorDied: it was the last, or the policy is Raise().
+            ActorDied: it was the last or has died too often, or the policy is Raise().
         """
         stock = self.stocks[state]
-        if stock not in self.living:  # it died again before it was up
+        if stock in self.living:  # else it died again before it was up
+            self.living.remove(stock)
+            self._sum()
+            counted = (("shards_lost", 1.0), ("rows_lost", float(stock.size)))
+            self.run.accounts.merge([(self.name, None, what, "sum", count, 1.0) for what, count in counted])
+        policy = self.on_failure
+        if isinstance(policy, Restart) and stock.restarts < policy.times:
+            stock.restarts += 1
+            self.run.restart(state, policy.backoff_s * 2 ** (stock.restarts - 1))
             return
-        self.living.remove(stock)
-        self._sum()
-        counted = (("shards_lost", 1.0), ("rows_lost", float(stock.size)))
-        self.run.accounts.merge([(self.name, None, what, "sum", count, 1.0) for what, count in counted])
-        if isinstance(self.on_failure, Raise):
+        if isinstance(policy, Raise | Restart):
+            tried = f" after {stock.restarts} restarts" if stock.restarts else ""
             raise ActorDied(
-                f"{state.name} died with {stock.size} rows: {reason}; its group has on_failure=Raise() "
-                "(Ignore() goes on with the other shards)"
+                f"{state.name} died{tried} with {stock.size} rows: {reason}; its group has on_failure={policy!r} "
+                "(Ignore() goes on with the other shards, Restart(n) starts it again, empty)"
             )
         if not self.living:
             raise ActorDied(f"every shard of {self.name} has died; the last was {state.name}: {reason}")
 
     def restarted(self, state: ActorState) -> None:
-        """Another watcher has started the shard again, empty."""
+        """A shard was started again, empty."""
         stock = self.stocks[state]
         stock.size, stock.mass = 0, 0.0
         if stock not in self.living:
             self.living.append(stock)
+            self.living.sort(key=lambda one: one.state.index)
+            self.run.moved += 1  # who waited for it may go on
 
     # ---------------------------------------------------------------- why somebody waits
 
@@ -254,6 +265,8 @@ class Limiter:
 
     def why_no_insert(self, rows: int) -> str:
         """Why so many rows may not be stored, and what would help."""
+        if not self.living:
+            return f"every shard of {self.name} is being started again"
         return (
             f"{self.inserted} rows were stored for {self.sampled} drawn ones, {rows} more are too many for "
             f"{self._ratio()}: raise error_buffer, or leave it at None, and see that somebody draws"

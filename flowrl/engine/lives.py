@@ -67,16 +67,18 @@ class Lives:
         """Tells every operator of every actor; learners before sources, which need what those publish when greeted."""
         engine = self._engine
         self._greeting = True
-        sources = {state.group for state in self._watchers}
+        of_sources = {state: [getattr(w, "of_sources", True) for w in ws] for state, ws in self._watchers.items()}
+        sources = {state.group for state, said in of_sources.items() if any(said)}
         for name in sorted(engine.states, key=lambda group: group in sources):
             for state in engine.states[name]:
                 if state.alive:
-                    self._greet(state)
+                    self.greet(state)
             if name not in sources:
                 for call in [call for call in list(engine.calls.pending.values()) if call.kind == "ask"]:
                     engine.await_call(call)
 
-    def _greet(self, state: ActorState) -> None:
+    def greet(self, state: ActorState) -> None:
+        """Tells every operator of one actor."""
         engine = self._engine
         for stage in engine.stages:
             stage.ctx.item_id = ItemId(-1)
@@ -103,7 +105,7 @@ class Lives:
         if not self._greeting:
             return
         try:
-            self._greet(state)
+            self.greet(state)
         except InNode as located:
             engine.raise_located(located)
         for cursor in self._watchers.get(state, ()):
@@ -120,7 +122,11 @@ class Lives:
             state.actor = engine.backend.restart(state.actor, self.plans[state.group], state.index)
             self._start(state)
 
-        self.timers.append((engine.backend.now() + backoff_s, again))
+        self.wake(engine.backend.now() + backoff_s, again)
+
+    def wake(self, at: float, act: Callable[[], None]) -> None:
+        """Has something done at a time of the backend's clock, which a wait of the driver then ends for."""
+        self.timers.append((at, act))
         self.timers.sort(key=lambda timer: timer[0])
 
     def fire_timers(self) -> float | None:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import get_ident
 from types import MappingProxyType, TracebackType
 from typing import Any, Generic, NoReturn, TypeVar
 
 from flowrl.backends.protocol import Backend
+from flowrl.checkpoint import Checkpoints
 from flowrl.engine.background import Handle
 from flowrl.engine.build import build
 from flowrl.engine.core import CLOSED_MEANWHILE, Engine
 from flowrl.engine.cursors import END
 from flowrl.engine.interrupts import MAIN
+from flowrl.engine.learned import Learned
 from flowrl.engine.stats import Stats, snapshot
 from flowrl.errors import FlowError, GraphError
 from flowrl.flow import Flow, ParallelFlow
@@ -32,16 +36,32 @@ SEEDS = 2**63  # as many as there are
 INTERRUPTED_S = 0.5  # how long actors may take to finish what they do, where a user waits for the prompt
 
 
-def run(flow: Flow[T], backend: Backend | None = None, *, seed: int | None = None) -> Run[T]:
+def run(
+    flow: Flow[T],
+    backend: Backend | None = None,
+    *,
+    seed: int | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    trust_pickles: bool = False,
+    checkpoint: Checkpoints | None = None,
+) -> Run[T]:
     """Starts the actors of a graph and returns the run, an iterator over the flow's items.
 
     backend: `Ray()` by default (joins a running Ray, otherwise starts a local one), or `Local()`.
     seed: of every random stream in the run; drawn where none is given (`run.seed` says which).
+    resume: a checkpoint (of `run.save`) of the same graph to go on from, on this or another backend and with as many or
+        other numbers of actors; settings may differ, which goes to the log. The seed is that of the checkpoint.
+    trust_pickles: whether environments go on in the middle of their episodes: their states are pickles, and to load one
+        runs code in it. Without them episodes begin anew.
+    checkpoint: where and how often the run saves itself, between two items; `flowrl.checkpoint.newest(directory)` is
+        what to resume.
 
     Raises:
-        TypeError: the backend is none, such as a name or a class.
+        TypeError: the backend is none, such as a name or a class; `checkpoint` is no Checkpoints.
         GraphError: the graph is not whole (columns that nobody adds, names used twice).
         StartError: something cannot be pickled, or resources are missing.
+        CheckpointError: the checkpoint is damaged, or of another graph; names what differs.
+        ValueError: a seed, and not that of the checkpoint.
     """
     if isinstance(flow, ParallelFlow):
         raise GraphError("a ParallelFlow lives in its shards; gather it (gather_sync, gather_async) before running it")
@@ -49,18 +69,39 @@ def run(flow: Flow[T], backend: Backend | None = None, *, seed: int | None = Non
         raise GraphError(f"run needs a Flow, got {type(flow).__name__}")
     if backend is not None and (isinstance(backend, type) or not callable(getattr(backend, "open", None))):
         raise TypeError(f"run needs a backend, flowrl.Local() or flowrl.Ray(), got {backend!r}")
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoints):
+        raise TypeError(f"checkpoint must be flowrl.checkpoint.Checkpoints(directory, ...), got {checkpoint!r}")
     number = None if seed is None else whole(seed)
     if seed is not None and (number is None or not 0 <= number < SEEDS):
         raise ValueError(f"seed must be an integer of at least 0 and below 2**63, got {short(seed)}")
+    if resume is not None:
+        from flowrl.engine.resuming import Resumption
+        from flowrl.engine.turns import take_up
+
+        resumed = Resumption(resume, trust=trust_pickles)
+        if number not in (None, resumed.seed):
+            raise ValueError(f"the checkpoint goes on with its seed, {resumed.seed}: leave seed={number} out")
+        number = resumed.seed
     if backend is None:
         from flowrl.backends.ray import Ray
 
         backend = Ray()
     session = getattr(backend, "for_one_run", None)  # of a backend whose object may serve several runs
-    return Run(build(flow.node, backend if session is None else session(), number))
+    here = backend if session is None else session()
+    engine = build(flow.node, here, number) if resume is None else build(flow.node, here, number, resumed=resumed)
+    run: Run[T] = Run(engine) if checkpoint is None else _saving(engine, checkpoint)
+    if resume is not None:
+        take_up(run, resumed)
+    return run
 
 
-class Run(Iterator[T], Generic[T]):
+def _saving(engine: Engine, checkpoint: Checkpoints) -> Run[Any]:
+    from flowrl.engine.saving_run import SavingRun
+
+    return SavingRun(engine, checkpoint)
+
+
+class Run(Learned, Iterator[T], Generic[T]):
     """An iterator over a running graph's items; a context manager that leaves no actor behind.
 
     Ctrl-C during a pull raises KeyboardInterrupt between two items: the run is paused, not closed, and nothing is lost.
@@ -196,43 +237,6 @@ class Run(Iterator[T], Generic[T]):
         self._background = Handle(self)
         return self._background
 
-    @property
-    def has_policy(self) -> bool:
-        """Whether one learner, and so one policy, is in this run."""
-        return sum(hasattr(states[0].actor_class, "policy_state") for states in self._engine.states.values()) == 1
-
-    def policy(self, name: str | None = None) -> Any:
-        """The newest policy of a learner, on the driver: `policy.act(obs)`.
-
-        Raises:
-            LookupError: no learner, or several and none named.
-        """
-        state, actor_class = self._policy_state(name)
-        return actor_class.policy_from(state)
-
-    def policy_state(self, name: str | None = None) -> dict[str, Any]:
-        """What `policy` is made of: spec, spaces, flat weights, version."""
-        return self._policy_state(name)[0]
-
-    def _policy_state(self, name: str | None) -> tuple[dict[str, Any], Any]:
-        learners = {
-            group: states[0]
-            for group, states in self._engine.states.items()
-            if hasattr(states[0].actor_class, "policy_state")
-        }
-        if name is not None and name not in learners:
-            by_policy = {self._ask(s, "policy_state")["policy_id"]: g for g, s in learners.items()}
-            if name not in by_policy:
-                known = ", ".join(sorted({*learners, *by_policy})) or "none"
-                raise LookupError(f"no learner or policy is called {name!r}; this run has {known}")
-            name = by_policy[name]
-        if name is None and len(learners) != 1:
-            raise LookupError(
-                f"policy(name) must name one of this run's learners: {', '.join(learners) or 'it has none'}"
-            )
-        state = learners[name] if name is not None else next(iter(learners.values()))
-        return self._ask(state, "policy_state"), state.actor_class
-
     def evaluate(self, episodes: int = 20, *, deterministic: bool = True) -> Any:
         """Plays whole episodes with the newest weights, on environments of their own with their own seeds.
 
@@ -258,6 +262,34 @@ class Run(Iterator[T], Generic[T]):
         ]
         parts = [part for part in (pending.result() for pending in asked) if part is not None]
         return parts[0] if len(parts) == 1 else type(parts[0]).concat(parts)
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        environments: bool = True,
+        timeout_s: float | None = 300.0,
+        about: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Path | str:
+        """Writes all that the run is to a new directory (or in place of the checkpoint there), and returns its path.
+
+        `run(flow, resume=path)` goes on from it. It is there whole or not at all, whenever this process ends. May be
+        called between items, also from another thread; the run goes on as if it had not been saved.
+
+        environments: whether those that can be pickled are saved, so that episodes go on in the middle. They lie in
+            files of their own, which only `run(..., trust_pickles=True)` reads.
+        timeout_s: how long actors may take to answer what they were asked before, and to give their states; None: as
+            long as it takes.
+        about: what else the manifest is to say, as JSON can say it.
+
+        Raises:
+            TimeoutError: an actor did not answer in time; nothing was saved.
+            CheckpointError: something cannot be saved without pickle; names where it stands.
+            FileExistsError: something else lies there. OSError: it cannot be written.
+        """
+        from flowrl.engine.turns import save_run
+
+        return save_run(self, path, about, environments, timeout_s)
 
     def stats(self) -> Stats:
         """Figures per node and group since the run began, and what limits it."""
@@ -289,9 +321,6 @@ class Run(Iterator[T], Generic[T]):
                 self._turn.put(None)
         if self._engine.interrupts.release():  # again: the thread that moved it may have closed it
             raise KeyboardInterrupt
-
-    def _ask(self, state: Any, method: str) -> Any:
-        return self._engine.handle(state, f"run.{method}", held=False).ask(method).result()
 
     def __enter__(self) -> Run[T]:
         return self

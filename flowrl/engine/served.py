@@ -96,7 +96,7 @@ class Served(GatherCursor):
         """Pulls a shard, if somebody would answer its questions."""
         feed = turn.owner
         desk = self._desks[feed]
-        if turn.begun or feed.restarting or not desk.state.up:
+        if turn.begun or feed.restarting or not desk.state.up or self.run.holding:
             return
         turn.begun = True
         turn.call = self._send(feed.state, feed.key, self.name, self.stats, turn, self._arrived)

@@ -130,6 +130,12 @@ class Accounts:
             if len(record.stages) > 1:
                 self.node(record.stages[-1][0]).steps += sum(info.env_steps for info in record.infos)
 
+    def warned(self, about: str, said: str) -> None:
+        """A warning that takes the place of the one before about the same actor."""
+        with self.lock:
+            self.warnings[:] = [warning for warning in self.warnings if not warning.startswith(f"{about} died")]
+            self.warnings.append(said)
+
     def merge(self, deltas: Sequence[Delta]) -> None:
         """Metrics that were recorded on the driver, or came with an answer; each is to be merged exactly once."""
         with self.lock:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from flowrl.rl.checked import one_flag, one_reward, reset_answer, step_answer
 from flowrl.rl.spec import Spaces
 
@@ -103,6 +105,21 @@ class AgentsEnv:
         if hasattr(self.env, "agents"):
             return not self.env.agents
         return ALL not in terminated and ALL not in truncated and not self._live
+
+    def state(self, seed: int | None = None) -> Any:
+        """The environment's own global state as flat float32 numbers; None where it has none.
+
+        seed: resets the environment before, as some have none before their first episode.
+        """
+        own = getattr(self.env, "state", None)
+        if not callable(own):
+            return None
+        if seed is not None:
+            self.env.reset(seed=seed)
+        try:
+            return np.array(own(), np.float32).reshape(-1)
+        except NotImplementedError:  # PettingZoo's base class has the method
+            return None
 
     def close(self) -> None:
         """Closes the environment, if it can be closed."""

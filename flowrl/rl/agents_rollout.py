@@ -10,18 +10,25 @@ import numpy as np
 from flowrl.errors import add_note
 from flowrl.metrics import Listed, Sum
 from flowrl.rl.agents_env import AgentsEnv, Moment
-from flowrl.rl.checked import ObsCheck
+from flowrl.rl.checked import NotFinite, ObsCheck
 from flowrl.rl.episodes import Casting, Episode, Play
 from flowrl.rl.evaluation import Evaluation
-from flowrl.rl.roles import Role, Row, Scripted
+from flowrl.rl.global_state import GlobalState
+from flowrl.rl.located import Call, Fault, Kind
+from flowrl.rl.roles import Role, Scripted
+from flowrl.rl.transitions import Row
 from flowrl.rl.vector import child
+from flowrl.rl.watchdog import Watchdog
 
 
 class AgentsRollout:
     """Steps environments together, each policy acting for all its agents at once; roles keep what is finished.
 
     stream: seeds of the episodes. first, stride: environment i's episode k is number (k N + i) stride + first of all.
-    ended: the episodes that have ended; whoever reads them empties it.
+    ended: the episodes that have ended; whoever reads them empties it. plays: those under way, one an environment.
+    late: rewards, so far untold, of agents whose last transition was given out before. fault: the last of an
+    environment, with the episode `faulty` that it was in, if any. at: the environment that steps or resets now.
+    joint: makes what rows say of the whole environment; None: they say nothing of it.
     """
 
     def __init__(
@@ -38,38 +45,47 @@ class AgentsRollout:
         stride: int = 1,
         reward_clip: float | None = None,
         deterministic: bool = False,
+        watchdog: Watchdog | None = None,
+        joint: GlobalState | None = None,
     ):
         self.envs, self.roles, self.ended = list(envs), roles, list[Play]()
         self._casting, self._scripted, self._rng, self._stream = casting, scripted, rng, stream
         self._name, self._first, self._stride = name, first, stride
-        self._clip, self._deterministic = reward_clip, deterministic
+        self._clip, self._deterministic, self._joint = reward_clip, deterministic, joint
+        self.moments = 0  # steps of all environments so far
         self._checks: dict[Any, ObsCheck] = {}
-        self._plays: list[Play] = []
-        self._late = 0  # rewards of agents whose last transition was given out before
+        self.plays: list[Play] = []
+        self.late = 0
         self.begun = [0] * len(self.envs)  # episodes, by environment
+        self.fault: Fault | None = None
+        self.faulty: Play | None = None
+        self.at = 0
+        self._watchdog = watchdog
         self._named = tuple(roles)  # whose figures are told: others come and go
+
+    def take_up(self, plays: list[Play], late: int) -> None:
+        """Goes on with the episodes of another rollout, in these environments."""
+        self.plays, self.late = plays, late
+        for env, play in zip(self.envs, plays, strict=True):
+            for agent in play.policies:
+                self._casting.meet(agent, env)
 
     def forget(self) -> None:
         """New episodes begin at the next step; what was under way is dropped."""
-        self._plays = []
+        self.plays = []
         self.ended = []
         for role in self.roles.values():
             role.rows.clear()
 
     @property
-    def plays(self) -> Sequence[Play]:
-        """The episodes under way."""
-        return self._plays
-
-    @property
     def longest(self) -> int:
         """Steps so far of the longest episode under way."""
-        return max((play.steps for play in self._plays), default=0)
+        return max((play.steps for play in self.plays), default=0)
 
     def step(self) -> None:
         """One step of each environment."""
-        if not self._plays:
-            self._plays = [self._begin(i) for i in range(len(self.envs))]
+        if not self.plays:
+            self.plays = [self._begin(i) for i in range(len(self.envs))]
         self._step()
 
     def _begin(self, i: int) -> Play:
@@ -77,15 +93,36 @@ class AgentsRollout:
         self.begun[i] += 1
         stream = child(self._stream, i, number)
         index = (number * len(self.envs) + i) * self._stride + self._first
-        moment = self.envs[i].reset(int(stream.generate_state(1)[0] >> 1))
-        play = Play(Episode(index, np.random.default_rng(child(stream, 0))), {}, {})
+        seed = int(stream.generate_state(1)[0] >> 1)
+        play = Play(Episode(index, np.random.default_rng(child(stream, 0))), {}, {}, seed=seed)
+        moment = self._called(i, play, "reset", seed)
         self._take_in(i, play, moment)
         return play
 
+    def _called(self, i: int, play: Play, call: Call, given: Any) -> Moment:
+        """What an environment gives; its error is its fault."""
+        env, self.at, self.faulty = self.envs[i], i, play
+        act = env.reset if call == "reset" else env.step
+        try:
+            if self._watchdog is None:
+                return act(given)
+            with self._watchdog.watching(call, self._name):
+                return act(given)
+        except Exception as error:
+            if call == "reset":
+                add_note(error, f"in reset of environment {i}, episode {play.episode.index}")
+            self._blame(error, "error", call, i, play)
+            raise
+
+    def _blame(self, error: Exception, kind: Kind, call: Call, i: int, play: Play | None = None) -> None:
+        self.faulty = self.plays[i] if play is None else play
+        self.fault = Fault(error, kind, call, i, self.faulty.seed)
+
     def _step(self) -> None:
+        self.moments += 1
         actions: list[dict[Any, Any]] = [{} for _ in self.envs]
         asked: dict[str, list[Row]] = {}
-        for i, play in enumerate(self._plays):
+        for i, play in enumerate(self.plays):
             for agent, obs in play.acting.items():
                 policy = play.policies[agent]
                 play.lengths[agent] = play.lengths.get(agent, 0) + 1
@@ -95,32 +132,42 @@ class AgentsRollout:
                 else:
                     asked.setdefault(policy, []).append(play.pending[agent])
         for policy, rows in asked.items():
-            given = self.roles[policy].act(rows, self._rng, deterministic=self._deterministic)
+            try:
+                given = self.roles[policy].act(rows, self._rng, deterministic=self._deterministic)
+            except NotFinite as error:  # what the policy was given
+                self._blame(error, "not_finite", "step", error.env)
+                raise
             for row, action in zip(rows, given, strict=True):
                 actions[row.slot[0]][row.slot[1]] = action
-        for i, play in enumerate(self._plays):
+        for i, play in enumerate(self.plays):
             play.steps += 1
+            play.played.append(actions[i])
             try:
-                moment = self.envs[i].step(actions[i])
+                moment = self._called(i, play, "step", actions[i])
                 self._take_in(i, play, moment)
             except Exception as error:
                 add_note(error, f"in environment {i}, episode {play.episode.index}, at its step {play.steps}")
                 raise
             if moment.over:
                 self.ended.append(play)
-                self._plays[i] = self._begin(i)
+                self.plays[i] = self._begin(i)
 
     def _take_in(self, i: int, play: Play, moment: Moment) -> None:
         """What an environment gave becomes rewards, ends and beginnings of transitions."""
+        if self._joint is not None:
+            play.seen = {agent: obs for agent, obs in play.seen.items() if agent not in moment.ended} | moment.acting
+            play.stand = self._joint.stand(self.moments, self.envs[i], moment, play.seen)
         for agent, reward in moment.rewards.items():
             if not np.isfinite(reward):
-                raise FloatingPointError(f"environment {i} gave agent {agent!r} the reward {reward}")
+                error = NotFinite.of(i, None, f"environment {i} gave agent {agent!r} the reward {reward}")
+                self._blame(error, "not_finite", "step", i, play)
+                raise error
             play.returns[agent] = play.returns.get(agent, 0.0) + reward
             row = play.pending.get(agent)
             if row is None and agent not in moment.acting:
                 row = play.last.get(agent)  # it came after the agent's end
                 if row is not None and row.gone:
-                    self._late += 1
+                    self.late += 1
             if row is not None:
                 row.reward += reward
             else:
@@ -135,7 +182,7 @@ class AgentsRollout:
         for agent, obs in moment.acting.items():
             if agent not in play.policies:
                 play.policies[agent] = self._casting.policy(agent, play.episode, self.envs[i])
-            self._check(agent, obs, i)
+            self._check(agent, obs, i, play)
             before = play.pending.pop(agent, None)
             if before is not None:
                 self._finish(play, agent, before, obs, moment, final=False)
@@ -149,6 +196,8 @@ class AgentsRollout:
         mask = role.mask_of(obs, moment.infos.get(slot[1]), where)
         row = Row(slot, role.stored(obs), mask, play.early.pop(slot[1], 0.0))
         row.starts = before is None
+        if self._joint is not None:
+            row.at, row.place = play.stand, self._joint.place(slot[1])
         row.before = role.memory() if before is None else before.after
         if before is not None:
             before.follower = row
@@ -157,8 +206,8 @@ class AgentsRollout:
     def _finish(self, play: Play, agent: Any, row: Row, obs: Any, moment: Moment, *, final: bool) -> None:
         role = self.roles[play.policies[agent]]
         if obs is not None and final:
-            self._check(agent, obs, row.slot[0])
-        row.next_obs = role.final(row, obs)
+            self._check(agent, obs, row.slot[0], play)
+        row.next_obs, row.then = role.final(row, obs), play.stand
         where = f"{self._name} (agent {agent!r})"
         row.next_mask = None if obs is None else role.mask_of(obs, moment.infos.get(agent), where, final=final)
         if self._clip is not None:
@@ -166,14 +215,16 @@ class AgentsRollout:
         role.rows.append(row)
         play.last[agent] = row
 
-    def _check(self, agent: Any, obs: Any, i: int) -> None:
+    def _check(self, agent: Any, obs: Any, i: int, play: Play) -> None:
         check = self._checks.get(agent)
         if check is None:
             check = self._checks[agent] = ObsCheck(self._casting.of_agent(agent).observation)
         try:
             check(obs)
         except ValueError as error:
-            raise ValueError(f"environment {i}, agent {agent!r}: {error}") from None
+            told = ValueError(f"environment {i}, agent {agent!r}: {error}")
+            self._blame(told, "error", "step" if play.steps else "reset", i, play)
+            raise told from None
 
     def metrics(self) -> dict[Any, Any]:
         """Of the episodes that have ended: of all agents together, and of each policy's agents."""
@@ -183,8 +234,8 @@ class AgentsRollout:
             "episode_length": Listed(tuple(play.steps for play in self.ended)),
             "episodes": Sum(len(self.ended)),
         }
-        if self._late:
-            metrics["late_rewards"], self._late = Sum(self._late), 0
+        if self.late:
+            metrics["late_rewards"], self.late = Sum(self.late), 0
         for name in self._named:
             agents = [
                 (play.returns.get(agent, 0.0), play.lengths.get(agent, 0))

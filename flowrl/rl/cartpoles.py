@@ -1,8 +1,8 @@
-"""Several cart-poles as one environment of several agents: the field's smallest test of a mix."""
+"""Several cart-poles, or pendulums, as one environment of several agents: the field's smallest test of a mix."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 
@@ -18,20 +18,22 @@ class MultiAgentCartPole:
         ValueError: no agent, or one twice.
     """
 
+    env_id: ClassVar[str] = "CartPole-v1"
+
     def __init__(self, agents: int | tuple[str, ...] = 4):
         names = tuple(f"agent_{i}" for i in range(agents)) if isinstance(agents, int) else tuple(agents)
         if not names or len(set(names)) != len(names):
             raise ValueError(f"agents must be at least one name, none twice, got {agents!r}")
         self.possible_agents = list(names)
         self.agents: list[str] = []
-        self._poles = {name: gymnasium.make("CartPole-v1") for name in names}
+        self._poles = {name: gymnasium.make(self.env_id) for name in names}
 
     def observation_space(self, agent: str) -> Any:
-        """A cart-pole's: Box (4,)."""
+        """A pole's: Box (4,) of a cart-pole, (3,) of a pendulum."""
         return self._poles[agent].observation_space
 
     def action_space(self, agent: str) -> Any:
-        """A cart-pole's: Discrete(2)."""
+        """A pole's: Discrete(2) of a cart-pole, Box (1,) of a pendulum."""
         return self._poles[agent].action_space
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -43,7 +45,7 @@ class MultiAgentCartPole:
         }
         return {agent: obs for agent, (obs, _) in first.items()}, {agent: info for agent, (_, info) in first.items()}
 
-    def step(self, actions: dict[str, int]) -> Dicts:
+    def step(self, actions: dict[str, Any]) -> Dicts:
         """One step of the poles that stand."""
         obs: dict[str, Any] = {}
         rewards: dict[str, float] = {}
@@ -62,3 +64,12 @@ class MultiAgentCartPole:
         """Closes the poles."""
         for pole in self._poles.values():
             pole.close()
+
+
+class MultiAgentPendulum(MultiAgentCartPole):
+    """Pendulum-v1 once for each agent, independent of the others; an episode ends after 200 steps.
+
+    agents: how many, or their names, as MultiAgentCartPole's.
+    """
+
+    env_id: ClassVar[str] = "Pendulum-v1"

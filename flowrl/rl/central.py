@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -51,6 +51,16 @@ class InferenceServer:
         if self._net is not None:
             self._net.set_weights(flat)
         self._weights, self._version = np.array(flat, np.float32), version
+
+    def get_state(self) -> dict[str, Any]:
+        """Weights, version, and how far its random numbers are; between two fragments there is no more."""
+        return {"weights": self._weights, "version": self._version, "rng": self._rng.bit_generator.state}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a state."""
+        if state["weights"] is not None:
+            self.set_weights(np.asarray(state["weights"]), int(state["version"]))
+        self._rng.bit_generator.state = state["rng"]
 
     def serve(
         self, workers: Sequence[str], *questions: StepQuestion | EndQuestion

@@ -17,6 +17,20 @@ SIGNATURES = {"reset": "(observation, info)", "step": "(observation, reward, ter
 OLD = "an environment of the old Gym needs a wrapper such as Shimmy's GymV21CompatibilityV0"
 
 
+class NotFinite(FloatingPointError):  # noqa: N818  (as FloatingPointError)
+    """An environment gave a number that is not finite: environment `env`, in this row of a fragment (None: a reset)."""
+
+    env = 0
+    row: int | None = None
+
+    @staticmethod
+    def of(env: int, row: int | None, text: str) -> NotFinite:
+        """The error with this text."""
+        error = NotFinite(text)
+        error.env, error.row = env, row
+        return error
+
+
 def reset_answer(answer: Any) -> tuple[Any, Any]:
     """(observation, info), as Gymnasium's `reset` gives them.
 

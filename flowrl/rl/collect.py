@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flowrl.rl.checked import NotFinite
 from flowrl.rl.fragment import Fragment
 from flowrl.rl.halves import HalvesView, collect_halves
 from flowrl.rl.masks import Mask
@@ -26,10 +27,8 @@ def first_obs(view: View | HalvesView, at_step: int) -> Obs:
         array = view.layout.part(leaf, obs_N)
         if leaf.dtype.kind == "f" and not np.isfinite(array).all():
             n, *at = (int(i) for i in np.argwhere(~np.isfinite(array))[0])
-            raise FloatingPointError(
-                f"environment {n} gave {leaf.column}{at} = {array[(n, *at)]} at its reset (step 0 of its episode); "
-                "mend its reset"
-            )
+            text = f"environment {n} gave {leaf.column}{at} = {array[(n, *at)]} at its reset (step 0 of its episode)"
+            raise NotFinite.of(n, None, f"{text}; mend its reset")
     return obs_N
 
 

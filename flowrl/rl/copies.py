@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ import gymnasium
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from flowrl.errors import add_note
-from flowrl.rl.vector import Located, raise_environments_own
+from flowrl.rl.located import CONSTRUCTOR, Located, fault_of, raise_own
 from flowrl.rl.video import Recording, record
 from flowrl.rl.wrappers import EnvOptions, wrap
 
@@ -105,6 +106,10 @@ class Copies:
                 f"factory {self.name} makes single environments, so there is no vector entry point; vector='sync' or "
                 f"'async' can step its copies"
             )
+        if self.options.apart:
+            with suppress(Exception):  # it was made to see what the factory makes
+                first.close()
+            return self._vectorized(make)
         ready = {self.contexts[0]: first}
         return self._vectorized(lambda ctx: ready.pop(ctx) if ctx in ready else make(ctx))
 
@@ -129,12 +134,15 @@ class Copies:
     def _vectorized(self, make: Callable[[EnvContext], Any]) -> Vector:
         # Observations are copied into the fragment at once, so the vector need not copy them too.
         settings = {"copy": False, "autoreset_mode": MODES[self.options.autoreset], **self.options.vector_kwargs}
-        if self.options.vector == "async":
+        if self.options.apart:
             makers = [partial(self._located, make, ctx, apart=True) for ctx in self.contexts]
             try:
                 return AsyncVectorEnv(makers, **settings)
             except Exception as error:
-                raise_environments_own(error, self.name)
+                fault = fault_of(error, None, self.name, "constructor", self.contexts[0].env_index)
+                if fault.kind == "exit":
+                    add_note(fault.error, f"{CONSTRUCTOR} {self.contexts[0].env_index} or one behind it")
+                raise_own(fault)
         remaining = iter([self._located(make, ctx) for ctx in self.contexts])
         vector = SyncVectorEnv([lambda: next(remaining)] * len(self.contexts), **settings)
         vector.env_fns = ()  # used up; they would keep the vector from being pickled
@@ -155,7 +163,7 @@ class Copies:
         try:
             return make(ctx)
         except Exception as error:
-            add_note(error, f"in the constructor of environment {ctx.env_index}")
+            add_note(error, f"{CONSTRUCTOR} {ctx.env_index}")
             raise
 
     def _render_mode(self, ctx: EnvContext) -> dict[str, Any]:

@@ -10,16 +10,19 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AsyncVectorEnv, VectorEnv
 
 from flowrl.errors import add_note
 from flowrl.rl.agents_env import AgentsEnv, agents_env
 from flowrl.rl.copies import ENVPOOL, Copies, EnvContext, UnknownEnvironment
+from flowrl.rl.crashes import Place
 from flowrl.rl.halves import Halves, check_double_buffer
+from flowrl.rl.located import CONSTRUCTOR
 from flowrl.rl.spaces import check_spaces
 from flowrl.rl.spec import Spaces
 from flowrl.rl.vector import VectorSource, env_seeds
 from flowrl.rl.video import Recording
+from flowrl.rl.watchdog import Watchdog
 from flowrl.rl.wrappers import EnvOptions
 
 __all__ = [
@@ -86,7 +89,11 @@ def make_vector_env(
         check_spaces(Spaces(vector.single_observation_space, vector.single_action_space), f"environment {plan.name}")
         seeded = isinstance(env, str) and env.startswith(ENVPOOL)
         name = plan.name if half is None else f"{plan.name}[{half.start}:{half.stop}]"
-        return VectorSource(vector, None if seeded else seeds, name, build, first=copies.start)
+        timeout_s = options.env_timeout_s
+        watchdog = None if timeout_s is None or type(vector) is AsyncVectorEnv else Watchdog(timeout_s)
+        return VectorSource(
+            vector, None if seeded else seeds, name, build, first=copies.start, timeout_s=timeout_s, watchdog=watchdog
+        )
     except ValueError:
         vector.close()
         raise
@@ -114,6 +121,13 @@ class WorkersEnvironments:
             num_workers=self.num_workers,
             seeds=seeds,
             half=half,
+        )
+
+    def place(self, seeds: np.random.SeedSequence) -> Place:
+        """What these environments are, for who wants to make one of them again."""
+        options, key = self.options, tuple(seeds.spawn_key)
+        return Place(
+            self.env, self.env_kwargs, options, self.worker_index, self.num_workers, self.num_envs, seeds.entropy, key
         )
 
     def to_sample(self, seeds: np.random.SeedSequence) -> VectorSource | Halves:
@@ -162,9 +176,17 @@ def make_agents_env(
     if "ctx" in takes:
         kwargs["ctx"] = EnvContext(worker_index, num_workers, env_index, seed)
     try:
-        return agents_env(lambda: factory(**kwargs))
+        return agents_env(lambda: _constructed(factory, kwargs, env_index))
     except Exception as error:
         add_note(error, f"while making environment {describe(env)} of worker {worker_index}")
+        raise
+
+
+def _constructed(factory: Callable[..., Any], kwargs: Mapping[str, Any], env_index: int) -> Any:
+    try:
+        return factory(**kwargs)
+    except Exception as error:
+        add_note(error, f"{CONSTRUCTOR} {env_index}")
         raise
 
 

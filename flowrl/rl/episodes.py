@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from flowrl.rl.agents_env import AgentsEnv
-from flowrl.rl.roles import Row
+from flowrl.rl.global_state import Stand
 from flowrl.rl.spec import Spaces
+from flowrl.rl.transitions import Row
 
 PROBED = 32  # episodes for which policy_of is asked beforehand, to see who may play what
 
@@ -32,7 +33,8 @@ class Play:
 
     policies: by agent that has acted, its policy. pending: the transitions that have begun and not ended. last: each
     agent's newest finished one. early: rewards of agents who have not acted since. returns, lengths: raw rewards and
-    actions so far, by agent.
+    actions so far, by agent. seed: of its reset. played: the actions so far, by agent. seen: the last observations of
+    all who live, and stand: how the environment stands, where agents are joined.
     """
 
     episode: Episode
@@ -45,6 +47,10 @@ class Play:
     returns: dict[Any, float] = field(default_factory=dict)
     lengths: dict[Any, int] = field(default_factory=dict)
     steps: int = 0
+    seed: int = 0
+    played: list[dict[Any, Any]] = field(default_factory=list)
+    seen: dict[Any, Any] = field(default_factory=dict)
+    stand: Stand | None = None
 
 
 class Casting:
@@ -83,9 +89,7 @@ class Casting:
                 f"policy_of gave agent {agent!r} of {self._name} the policy {policy!r}, which is not defined; there "
                 f"are {', '.join(map(repr, self._known))}"
             )
-        spaces = self._agents.get(agent)
-        if spaces is None:
-            spaces = self._agents[agent] = env.spaces(agent)
+        spaces = self.meet(agent, env)
         first = self._players.setdefault(policy, agent)
         known = self._spaces.setdefault(policy, spaces)
         if first != agent and (known.observation != spaces.observation or known.action != spaces.action):
@@ -97,10 +101,22 @@ class Casting:
         self._cast.add((policy, agent))
         return policy
 
+    def meet(self, agent: Any, env: AgentsEnv) -> Spaces:
+        """The spaces of an agent, which is known from now on."""
+        spaces = self._agents.get(agent)
+        if spaces is None:
+            spaces = self._agents[agent] = env.spaces(agent)
+        return spaces
+
     @property
     def spaces(self) -> dict[str, Spaces]:
         """The spaces by policy."""
         return {policy: self._spaces[policy] for policy in self._known}
+
+    @property
+    def of_agents(self) -> dict[Any, Spaces]:
+        """The spaces of all possible agents, and of those that came."""
+        return dict(self._agents)
 
     def of_agent(self, agent: Any) -> Spaces:
         """The spaces of an agent that was cast."""

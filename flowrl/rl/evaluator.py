@@ -40,6 +40,7 @@ class Evaluator:
     """
 
     default_cpus: ClassVar[float] = 0  # busy now and then, so it takes no place from workers
+    stateless: ClassVar[bool] = True  # an evaluation depends on its number alone
     evaluates: ClassVar[bool] = True  # what `run.evaluate` looks for first
 
     def __init__(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flowrl.rl.checked import NotFinite
 from flowrl.rl.observations import Obs, ObsLayout, map_arrays
 
 Array = npt.NDArray[Any]
@@ -48,7 +49,9 @@ class Fragment:
         self.terminated_TN = np.empty((steps, num_envs), np.bool_)
         self.truncated_TN = np.empty((steps, num_envs), np.bool_)
         self.starts_TN = np.zeros((steps, num_envs), np.bool_)
+        self.begun = False  # whether its first observations are there
         self.taken = 0  # steps, so far
+        self._taken_N: npt.NDArray[np.int64] | None = None  # by environment, where parts have taken unlike many
         self.finals: list[tuple[int, int, Obs]] = []
         self.final_masks: list[npt.NDArray[np.bool_]] = []
 
@@ -78,6 +81,7 @@ class Fragment:
     def join(self, parts: Sequence[Fragment]) -> None:
         """Takes in parts of all the environments, in order: final observations, and the steps that all have taken."""
         self.taken = min(part.taken for part in parts)
+        self._taken_N = np.repeat([part.taken for part in parts], [part.rewards_TN.shape[1] for part in parts])
         finals, first = [], 0
         for part in parts:
             masks: Sequence[Any] = part.final_masks or [None] * len(part.finals)
@@ -86,6 +90,10 @@ class Fragment:
         finals.sort(key=lambda entry: entry[:2])
         self.finals = [(t, n, obs) for t, n, obs, _ in finals]
         self.final_masks = [mask for *_, mask in finals if mask is not None]
+
+    def taken_of(self, env: int | None) -> int:
+        """The steps that an environment has taken so far."""
+        return self.taken if env is None or self._taken_N is None else int(self._taken_N[env])
 
     def close_rows(self, running: Running, phantom_rows: bool) -> npt.NDArray[np.bool_]:
         """Which rows are transitions, (T, N); rows that only reset are cleared."""
@@ -124,10 +132,12 @@ class Fragment:
         ends = np.flatnonzero((self.terminated_TN | self.truncated_TN)[:t, n])
         start = int(ends[-1]) + 1 if len(ends) else 0
         before = 0 if len(ends) else int(running.lengths_N[n])
-        raise FloatingPointError(
+        raise NotFinite.of(
+            n,
+            t,
             f"environment {n} gave {column} = {value}, which float32 cannot hold as a finite number, at step "
             f"{before + int(valid_TN[start : t + 1, n].sum())} of its episode, vector step {steps_before + t + 1} of "
-            f"the worker; mend the environment, or wrap it so that it clips or ends the episode there"
+            f"the worker; mend the environment, or wrap it so that it clips or ends the episode there",
         )
 
     def _float_parts(self) -> Iterator[tuple[str, Array, list[tuple[int, int, Array]]]]:

@@ -49,6 +49,15 @@ class Halves:
         apart = first.apart and second.apart
         self.thread = None if apart else ThreadPoolExecutor(1, thread_name_prefix="environments")
 
+    def give_up(self) -> None:
+        """The next reset makes the environments anew."""
+        for part in self.parts:
+            part.give_up()
+
+    def seed_of(self, env: int, at_step: int | None) -> int | None:
+        """As VectorSource's."""
+        return self.parts[0].seed_of(env, at_step)
+
     def close(self) -> None:
         """Closes every environment and ends the thread; again does nothing."""
         try:

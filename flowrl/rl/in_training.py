@@ -7,11 +7,19 @@ from typing import Any
 
 import numpy as np
 
+from flowrl.metrics import Sum
 from flowrl.ref import Answer
 from flowrl.rl.descent import Descent
+from flowrl.rl.plain_policy import policy_as_plain
 from flowrl.rl.policy import Policy
 from flowrl.rl.spec import PolicySpec, Spaces
 from flowrl.rl.targets import TargetUpdates
+
+
+def child_of(seed: int | np.random.SeedSequence | None, part: int) -> np.random.SeedSequence:
+    """The stream `part` below a seed; of a SeedSequence without changing it, as its `spawn` would."""
+    sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+    return np.random.SeedSequence(sequence.entropy, spawn_key=(*sequence.spawn_key, part))
 
 
 class InTraining:
@@ -25,10 +33,7 @@ class InTraining:
         self.spec = policy
         self.policy_id = policy_id
         sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
-        # Spawned by hand: SeedSequence.spawn counts its children, and the caller's sequence must not change.
-        self._weights_seed, order_seed = (
-            np.random.SeedSequence(sequence.entropy, spawn_key=(*sequence.spawn_key, part)) for part in (0, 1)
-        )
+        self._weights_seed, order_seed = child_of(sequence, 0), child_of(sequence, 1)
         self._rng = np.random.default_rng(order_seed)
         self._policy: Policy | None = None
         self._descent = descent
@@ -104,6 +109,15 @@ class InTraining:
         made_of = {"policy_id": self.policy_id, "spec": self.spec, "spaces": self.policy.spaces}
         return {**made_of, "weights": self.policy.get_weights(), "version": self._version}
 
+    def policy_as_state(self) -> dict[str, Any]:
+        """What `policy_state` gives, as a checkpoint holds it: without pickle.
+
+        Raises:
+            CheckpointError: a space that has no such form.
+        """
+        said, arrays = policy_as_plain(self.policy_state())
+        return {"said": said, "arrays": arrays}
+
     @staticmethod
     def policy_from(state: Mapping[str, Any]) -> Policy:
         """The policy of a `policy_state`, with the default generator of its own."""
@@ -144,6 +158,17 @@ class InTraining:
         self._descent.set_state(state["optimizers"], {group: span.stop - span.start for group, span in spans.items()})
         self._rng.bit_generator.state = state["generator"]
         self._updates, self._version = int(state["updates"]), int(state["version"])
+
+    def resume(self, state: Mapping[str, Any], at_least: int) -> Answer[None]:
+        """Goes on from a state of its predecessor's, which died, and publishes the weights, one version up.
+
+        at_least: the newest version that the predecessor published: versions never go back. Metrics: restored, and
+        updates_lost, the versions between the state's and that.
+        """
+        self.set_state(state)
+        lost = max(at_least - self._version, 0)
+        self._version = max(at_least, self._version) + 1
+        return self._answer({"restored": Sum(1), "updates_lost": Sum(lost)})
 
     def _answer(self, metrics: Mapping[str, Any], payload: Any = None) -> Answer[Any]:
         keyed = {(self.policy_id, name): value for name, value in metrics.items()}

@@ -148,10 +148,14 @@ class LeagueWorker(MultiAgentWorker):
         """A MultiAgentWorker's, and the results that the league has not been told. Members are no part of it."""
         return {**super().get_state(), "tally": [[name, *found] for name, found in self._tally.items()]}
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a state, with new episodes, in which all play the player's policy until the next lineup."""
-        super().set_state(state)
+    def set_state(self, state: Mapping[str, Any]) -> bool:
+        """Goes on from a state, with new episodes, in which all play the player's policy until the next lineup.
+
+        Whether there were no episodes under way that are lost by it.
+        """
+        whole = super().set_state({**state, "plays": None})
         self._tally = {name: (int(games), float(score), float(gain)) for name, games, score, gain in state["tally"]}
         self._casting.lineup = ()  # type: ignore[attr-defined]
         for name in set(self._playing) - {self._player}:
             self._idle.append(self._playing.pop(name))
+        return whole

@@ -122,7 +122,7 @@ class Learner(Grouped):
         self._now, self._microbatch = Progress(env_steps, self._updates), microbatch
         self._stop.begin()
         if self.policy.statistics is not None:
-            self.policy.statistics.update(given)
+            self.policy.statistics.update(self._observed(given))
         tally, found = Tally(), Priorities()
         order = self._rng if shuffle or (shuffle is None and mine.slots is None) else None
         with quiet(self._rng if self.spec.model else None):
@@ -137,6 +137,10 @@ class Learner(Grouped):
         if self._stop.target_kl is not None:
             counts["kl_stops"] = Sum(int(self._stop.stopped))
         return self._answer({**tally.means(), **counts}, found.answer())
+
+    def _observed(self, batch: Batch) -> Batch:
+        """The batch whose observations statistics are of."""
+        return batch
 
     def _rows(self, batch: Batch) -> TensorBatch:
         return rows_of(batch, self.policy, self.needs, self._where(), sequences=wants_sequences(self.loss))

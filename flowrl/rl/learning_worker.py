@@ -101,6 +101,10 @@ class LearningWorker(RolloutWorker):
         """What it takes to act elsewhere."""
         return self._learner.policy_state()
 
+    def policy_as_state(self) -> dict[str, Any]:
+        """What `policy_state` gives, as a checkpoint holds it."""
+        return self._learner.policy_as_state()
+
     @staticmethod
     def policy_from(state: Mapping[str, Any]) -> Policy:
         """The policy of a `policy_state`."""
@@ -111,10 +115,11 @@ class LearningWorker(RolloutWorker):
         """All that the next sample and the next update depend on."""
         return {**super().get_state(), "learner": self._learner.get_state()}
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a state."""
-        super().set_state(state)
+    def set_state(self, state: Mapping[str, Any]) -> bool:
+        """Goes on from a state; whether in the middle of its episodes."""
+        goes_on = super().set_state(state)
         self._learner.set_state(state["learner"])
+        return goes_on
 
     def close(self) -> None:
         """Closes the environments and leaves the group; again does nothing."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -152,10 +152,16 @@ class AsksForActions(Sampling):
 
     def begin_sample(self) -> Query[StepQuestion]:
         """The first question of a fragment; one that is under way is given up, and new episodes begin."""
-        fragment = Fragment(self._steps, self._num_envs, self._view.layout)
-        unroll = RemoteUnroll(self._net, self._steps, self._num_envs, self._rng, self._epsilon, self._state)
-        with self._located(fragment):
-            self._begin(fragment)
+        while True:
+            fragment = Fragment(self._steps, self._num_envs, self._view.layout)
+            unroll = RemoteUnroll(self._net, self._steps, self._num_envs, self._rng, self._epsilon, self._state)
+            try:
+                with self._located(fragment):
+                    self._begin(fragment, unroll)
+                break
+            except Exception as error:
+                if not self._goes_on(error, fragment):
+                    raise
         self._remote = Remote(fragment, unroll)
         state = {name: np.array(h_N) for name, h_N in self._state.items()}
         return Query(self._remote.question(self._view, Begin(self._spec, self._source.spaces, state)))
@@ -171,12 +177,23 @@ class AsksForActions(Sampling):
         remote, answer = self._remote, answers[index]
         if remote is None:
             raise RuntimeError("go_on answers a question, and none was asked: begin_sample comes first")
-        with self._located(remote.fragment):
-            if isinstance(answer, EndAnswer):
-                remote.unroll.take(answer)
-            elif not remote.step(self._view, answer):
-                return Query(remote.question(self._view))
-            elif (wanted := remote.unroll.wants(remote.fragment)) is not None:
-                return Query(wanted)
-            self._remote = None
-            return self._finished(remote.fragment, remote.unroll, remote.version)
+        try:
+            with self._located(remote.fragment):
+                return self._went_on(remote, answer)
+        except Exception as error:
+            if not self._goes_on(error, remote.fragment):
+                raise
+        begun: Any = self.begin_sample()
+        return begun
+
+    def _went_on(
+        self, remote: Remote, answer: StepAnswer | EndAnswer
+    ) -> Query[StepQuestion | EndQuestion] | Answer[Batch]:
+        if isinstance(answer, EndAnswer):
+            remote.unroll.take(answer)
+        elif not remote.step(self._view, answer):
+            return Query(remote.question(self._view))
+        elif (wanted := remote.unroll.wants(remote.fragment)) is not None:
+            return Query(wanted)
+        self._remote = None
+        return self._finished(remote.fragment, remote.unroll, remote.version)

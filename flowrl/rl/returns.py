@@ -140,7 +140,7 @@ def _summed_backwards(delta_TN: Tensor, carry_TN: Tensor) -> Tensor:
     """e_t = δ_t + carry_t·e_{t+1} from e_T = 0 on: (T + 1, N)."""
     import torch  # here, as workers that use the functions above do without it
 
-    errors = [torch.zeros_like(delta_TN[0])]
+    errors = [delta_TN.new_zeros(delta_TN.shape[1:])]
     for delta_N, carry_N in zip(reversed(delta_TN.unbind()), reversed(carry_TN.unbind()), strict=True):
         errors.append(torch.addcmul(delta_N, carry_N, errors[-1]))
     return torch.stack(errors[::-1])

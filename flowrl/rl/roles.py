@@ -12,14 +12,15 @@ import numpy.typing as npt
 
 from flowrl.batch import Batch
 from flowrl.rl.acting import State, check_finite
+from flowrl.rl.checked import NotFinite
 from flowrl.rl.epsilon import Epsilon
 from flowrl.rl.inference import make_inference
 from flowrl.rl.masks import Mask, checked_mask, masked
 from flowrl.rl.observations import MASK, NEXT_MASK, Obs, ObsLayout, map_arrays
 from flowrl.rl.spec import PolicySpec, Spaces
+from flowrl.rl.transitions import Row, Slot, joint_columns
 
 Array = npt.NDArray[Any]
-Slot = tuple[int, Any]  # environment of the worker, agent
 
 
 @dataclass(frozen=True)
@@ -30,30 +31,6 @@ class Scripted:
     """
 
     act: Callable[[Any, Any, np.random.Generator], Any]
-
-
-class Row:
-    """One transition of an agent: from where it acts to where it acts next, or its end."""
-
-    __slots__ = (
-        "action", "after", "before", "follower", "gone", "logp", "mask", "next_mask", "next_obs", "obs", "q_taken",
-        "reward", "slot", "starts", "terminated", "truncated", "value",
-    )  # fmt: skip
-
-    def __init__(self, slot: Slot, obs: Obs, mask: Mask | None, reward: float):
-        self.slot, self.obs, self.mask, self.reward = slot, obs, mask, reward
-        self.gone = False  # in a batch that was given out
-        self.starts = False  # whether its agent acts for the first time in this part of an episode
-        self.terminated = self.truncated = False
-        self.next_obs: Obs | None = None
-        self.next_mask: Mask | None = None
-        self.follower: Row | None = None  # its agent's next one
-        self.action: Any = None  # as batches store it
-        self.logp: Any = None
-        self.q_taken: Any = None
-        self.value: Any = None  # where it came with the policy's output
-        self.before: dict[str, Array] = {}  # the policy's memory before and after
-        self.after: dict[str, Array] = {}
 
 
 class Role:
@@ -90,6 +67,14 @@ class Role:
         self.net.set_weights(flat)
         self.flat, self.version = np.array(flat, np.float32), version
 
+    def columns_state(self) -> list[tuple[int, Any]]:
+        """The environment and agent of each column of its batches."""
+        return list(self._columns)
+
+    def set_columns(self, columns: Sequence[Slot]) -> None:
+        """Goes on with these columns."""
+        self._columns = {(env, agent): n for n, (env, agent) in enumerate(columns)}
+
     def memory(self) -> dict[str, Array]:
         """What the policy remembers at the beginning, of one agent; empty without memory."""
         return {name: np.zeros(shape, np.float32) for name, shape in self.net.state_shapes.items()}
@@ -117,7 +102,11 @@ class Role:
         obs_N = self._stacked([row.obs for row in rows])
         mask_N = self._masks([row.mask for row in rows])
         params, values = self._outputs(obs_N, rows)
-        check_finite("logits", params)
+        try:
+            check_finite("logits", params)
+        except FloatingPointError:
+            self._check_given(obs_N, rows)
+            raise
         params = masked(np.array(params), mask_N)
         actions = self._drawn(params, mask_N, rows, None if deterministic else rng)
         if self.net.greedy:
@@ -128,6 +117,20 @@ class Role:
         if self.net.judges and not deterministic:
             self._judge(rows, params, actions, mask_N)
         return self.net.actions.to_env(actions)
+
+    def _check_given(self, obs_N: Obs, rows: Sequence[Row]) -> None:
+        """Nothing, if the observations of these rows are finite, so that the policy is to blame.
+
+        Raises:
+            NotFinite: one is not; names the environment.
+        """
+        for leaf in self.layout.leaves:
+            array: Any = self.layout.part(leaf, obs_N)
+            wrong = () if leaf.dtype.kind != "f" else np.argwhere(~np.isfinite(array))
+            for n, *at in wrong[:1]:
+                env, agent = rows[n].slot
+                text = f"environment {env} gave agent {agent!r} {leaf.column}{at} = {array[(n, *at)]}; mend it"
+                raise NotFinite.of(env, None, text)
 
     def _judge(self, rows: Sequence[Row], params: Array, actions: Array, mask_N: Mask | None) -> None:
         """Notes how probable the actions were, of the mixture with uniform ones, and Q of those taken."""
@@ -219,6 +222,8 @@ class Role:
         mask_R = self._masks([row.mask for row in rows])
         if mask_R is not None:
             columns[MASK] = mask_R
+        if rows[0].at is not None:
+            columns |= joint_columns(rows)
         if self.net.state_shapes:
             columns["starts"] = np.array([row.starts for row in rows])
             columns |= {f"state/{name}": np.stack([row.before[name] for row in rows]) for name in rows[0].before}

@@ -14,6 +14,7 @@ from flowrl.errors import add_note
 from flowrl.metrics import Listed, Moments, Sum
 from flowrl.ref import Answer
 from flowrl.rl.acting import State
+from flowrl.rl.checked import NotFinite
 from flowrl.rl.collect import columns_of, first_obs
 from flowrl.rl.fragment import Fragment, Running
 from flowrl.rl.normalize import RewardScaling
@@ -22,6 +23,7 @@ from flowrl.rl.unroll import Unroll
 
 if TYPE_CHECKING:
     from flowrl.rl.epsilon import Epsilon
+    from flowrl.rl.faults import Faults
     from flowrl.rl.halves import Halves, HalvesView
     from flowrl.rl.inference import Inference
     from flowrl.rl.spec import PolicySpec
@@ -47,12 +49,15 @@ class Sampling:
     _view: View | HalvesView
     _rewards: RewardScaling
     _running: Running
+    _faults: Faults
     _obs_N: Obs | None
 
-    def _begin(self, fragment: Fragment) -> None:
+    def _begin(self, fragment: Fragment, unroll: Unroll) -> None:
         """Puts the first observations in: those after the fragment before, or of new episodes."""
+        self._faults.fills(fragment, unroll, self._net.actions)
         obs_N, self._obs_N = self._obs_N, None
         fragment.put(0, self._first_obs() if obs_N is None else obs_N)
+        fragment.begun = True
 
     @contextmanager
     def _located(self, fragment: Fragment) -> Iterator[None]:
@@ -62,12 +67,25 @@ class Sampling:
         except Exception as error:
             self._obs_N = None
             self._steps_taken += fragment.taken
+            fault = self._faults.told(error, self._source)
             add_note(
                 error,
                 f"in worker {self._index} of {self._count}, environment {self._source.name} (one of its "
                 f"{self._num_envs}), after {self._steps_taken} vector steps",
             )
+            if fault is not None and not fragment.taken:
+                self._steps_taken += 1  # the next episodes have other seeds
             raise
+
+    def _goes_on(self, error: Exception, fragment: Fragment) -> bool:
+        """Whether the fragment is begun again, with environments made anew, after this error of theirs."""
+        of_an_environment = any(part.fault is not None and part.fault.error is error for part in self._source.parts)
+        if not of_an_environment and not isinstance(error, NotFinite):
+            return False
+        if not self._faults.goes_on(error, fragment.taken * self._num_envs):
+            return False
+        self._source.give_up()
+        return True
 
     def _finished(self, fragment: Fragment, unroll: Unroll, version: int) -> Answer[Batch]:
         """What `sample` answers, of a filled fragment."""
@@ -78,7 +96,10 @@ class Sampling:
         returns, lengths = fragment.episodes(valid_TN, self._running)
         self._obs_N = map_arrays(lambda array: array[-1], fragment.obs_SN)
         self._state = {name: h_SN[-1] for name, h_SN in unroll.state_SN.items()}
+        self._faults.log.add(unroll.actions_TN, fragment.terminated_TN, fragment.truncated_TN)
         metrics = {"episode_return": Listed(returns), "episode_length": Listed(lengths), "episodes": Sum(len(returns))}
+        if self._faults.in_a_row:
+            metrics |= self._faults.outlived()
         env_steps = int(np.count_nonzero(valid_TN))
         if self._source.frame_skip > 1:
             metrics["frames"] = Sum(env_steps * self._source.frame_skip)
@@ -98,4 +119,5 @@ class Sampling:
     def _first_obs(self) -> Obs:
         self._running = Running.fresh(self._num_envs)
         self._rewards.begin()
+        self._faults.log.begin(self._steps_taken)
         return first_obs(self._view, self._steps_taken)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import fields
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -17,9 +14,9 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
-from flowrl.rl.initial import num_weights
-from flowrl.rl.spaces import check_policy, runs_in_numpy
-from flowrl.rl.spec import PolicySpec, Spaces
+from flowrl.checkpoint import checkpoint_at, read_manifest, read_state
+from flowrl.errors import CheckpointError
+from flowrl.rl.plain_policy import Arrays, damage, policy_as_plain, policy_from_plain
 
 if TYPE_CHECKING:
     from flowrl.rl.policy import Policy
@@ -34,7 +31,7 @@ def save_policy(path: str | os.PathLike[str], state: Mapping[str, Any]) -> Path:
     A policy that is there is replaced, and other files beside it are kept. A symbolic link stays one.
 
     Raises:
-        ValueError: a space that has no place in the manifest.
+        CheckpointError: a space that has no place in the manifest.
         FileExistsError: something else is there: a file, a directory of other things, the working directory.
     """
     from safetensors.numpy import save_file
@@ -45,16 +42,8 @@ def save_policy(path: str | os.PathLike[str], state: Mapping[str, Any]) -> Path:
     aside = target.with_name(f".{target.name}.{uuid4().hex}")
     aside.mkdir()
     try:
-        arrays = {"weights": np.ascontiguousarray(state["weights"], dtype=np.float32)}
-        manifest = {
-            "format": FORMAT,
-            "policy_id": state["policy_id"],
-            "version": int(state["version"]),
-            "weights_sha256": _digest(arrays["weights"]),
-            "spec": _spec_as_json(state["spec"]),
-            "observation": _space_as_json(state["spaces"].observation, "observation", arrays),
-            "action": _space_as_json(state["spaces"].action, "action", arrays),
-        }
+        said, arrays = policy_as_plain(state)
+        manifest = {"format": FORMAT, "weights_sha256": _digest(arrays["weights"]), **said}
         save_file(arrays, aside / _WEIGHTS)
         (aside / _MANIFEST).write_text(json.dumps(manifest, indent=1))
         for name in (_WEIGHTS, _MANIFEST):
@@ -99,143 +88,92 @@ def _put(aside: Path, target: Path) -> None:
     shutil.rmtree(old)
 
 
-def load_policy(path: str | os.PathLike[str], *, model: Callable[[Any, Any], Any] | None = None) -> Policy:
-    """The policy that `save_policy` (or `flowrl.train(out=...)`) wrote: `policy.act(obs)`.
+def load_policy(
+    path: str | os.PathLike[str], *, name: str | None = None, model: Callable[[Any, Any], Any] | None = None
+) -> Policy:
+    """The policy that `save_policy`, `flowrl.train(out=...)` or a checkpoint holds: `policy.act(obs)`.
 
     No code runs because a file names it.
 
+    path: a saved policy, a checkpoint, a directory of several (the newest counts), or the `out` of a training, of whose
+        policies the one that was trained longest counts.
+    name: whose, where there are several: a policy's id or its learner's name.
     model: the function that makes the module, for a policy of a user's own module.
 
     Raises:
-        FileNotFoundError: there is no saved policy.
-        ValueError: it is damaged, of a newer format, or of a user's own module and `model` is not given.
+        FileNotFoundError: there is no saved policy and no checkpoint.
+        LookupError: there are several policies and none is named, or none of this name.
+        CheckpointError: it is damaged, of a newer format, or of a user's own module and `model` is not given.
     """
+    saved = None if "://" in os.fspath(path) else _folder_of(Path(path))
+    found: list[Found] = [] if saved is None else [(*_read(saved), str(saved))]
+    try:
+        checkpoint = checkpoint_at(path)
+    except CheckpointError:
+        if saved is None:
+            raise FileNotFoundError(
+                f"no saved policy in {path}: it has no {_MANIFEST} (nor has {Path(path) / 'policy'}), and no checkpoint"
+            ) from None
+    else:
+        found += _in_checkpoint(checkpoint)
+    said, arrays, place = _chosen(found, name, path)
+    return policy_from_plain(said, arrays, place, model)
+
+
+Found = tuple[Mapping[str, Any], Arrays, str]  # what a policy is made of, its arrays, where it was read
+
+
+def _chosen(found: list[Found], name: str | None, path: Any) -> Found:
+    """Of several, the one that is named; of one policy in several places, the one that was trained longest."""
+    ids = sorted({str(said.get("policy_id")) for said, _, _ in found})
+    able = [each for each in found if name is None or name in (each[0].get("policy_id"), each[0].get("learner"))]
+    if not found:
+        raise CheckpointError(f"the checkpoint in {path} is of a run without learners, and so without policies")
+    if not able:
+        raise LookupError(f"no policy in {path} is called {name!r}; there are: {', '.join(ids) or 'none'}")
+    if name is None and len(ids) > 1:
+        raise LookupError(f"load_policy(path, name=...) must name one of the policies in {path}: {', '.join(ids)}")
+    if len(able) == 1:
+        return able[0]
+    with damage(able[0][2]):
+        return max(able, key=lambda each: each[0]["version"])
+
+
+def _in_checkpoint(path: str) -> list[Found]:
+    """The policies of the learners of a run that was saved."""
+    manifest = read_manifest(path, whole=False)
+    policies = manifest.get("policies")
+    found: list[Found] = []
+    for learner, entry in (policies if isinstance(policies, dict) else {}).items():
+        state = read_state(manifest["directory"], f"{learner}[0] policy", entry)
+        with damage(path):
+            found.append(({**state["said"], "learner": learner}, state["arrays"], path))
+    return found
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], Arrays]:
+    """What a saved policy is made of, and its arrays."""
     from safetensors.numpy import load_file
 
-    from flowrl.rl.policy import Policy
-
-    folder = _folder_of(Path(path))
-    with _damage(folder):
+    with damage(str(folder)):
         manifest = json.loads((folder / _MANIFEST).read_text())
         arrays = load_file(folder / _WEIGHTS)
     found = manifest.get("format") if isinstance(manifest, dict) else None
     if type(found) is not int or found != FORMAT:
-        raise ValueError(f"the policy in {folder} has format {found!r}; this version of flowrl reads format {FORMAT}")
-    with _damage(folder):
-        named = manifest["spec"]["model"]
-    if named is not None and model is None:
-        raise ValueError(
-            f"the policy in {folder} is of the module {named}, and a file may not choose what code runs: give the "
-            "function yourself: load_policy(path, model=...)"
+        raise CheckpointError(
+            f"the policy in {folder} has format {found!r}; this version of flowrl reads format {FORMAT}"
         )
-    with _damage(folder):
-        spaces = Spaces(
-            _space_from_json(manifest["observation"], "observation", arrays),
-            _space_from_json(manifest["action"], "action", arrays),
-        )
-        spec = PolicySpec(**{**manifest["spec"], "model": None if named is None else model})
+    with damage(str(folder)):
         weights = arrays["weights"]
         # Files of before the digest have none.
         if _digest(weights) != manifest.get("weights_sha256", _digest(weights)):
             raise ValueError("the weights are not those that were saved")
-        check_policy(spec, spaces)
-        if named is None:
-            _check_count(spec, spaces, weights)
-    if named is not None:
-        # Whatever the user's own function raises is no damage.
-        policy = Policy(spec, spaces)
-        policy.set_weights(weights)
-        return policy
-    with _damage(folder):
-        policy = Policy(spec, spaces)
-        policy.set_weights(weights)
-    return policy
-
-
-@contextmanager
-def _damage(folder: Path) -> Iterator[None]:
-    """Whatever goes wrong inside is damage of what was read."""
-    try:
-        yield
-    except Exception as error:
-        what = f"{error} is missing" if type(error) is KeyError else str(error) or type(error).__name__
-        raise ValueError(f"the policy in {folder} is damaged: {what}") from error
+    return manifest, arrays
 
 
 def _digest(weights: npt.NDArray[Any]) -> str:
     return hashlib.sha256(np.ascontiguousarray(weights).data).hexdigest()
 
 
-def _check_count(spec: PolicySpec, spaces: Spaces, weights: npt.NDArray[Any]) -> None:
-    """Nothing, if a default model of this spec may have these weights; asked before memory is taken for it."""
-    if runs_in_numpy(spec, spaces):
-        expected = num_weights(spec, spaces)
-        if weights.shape != (expected,):
-            raise ValueError(f"its model has {expected} weights, the file holds an array of shape {weights.shape}")
-        return
-    widths = [spec.recurrent_size if spec.recurrent else 1, *spec.hidden]
-    least = sum(out * into for into, out in itertools.pairwise(widths))
-    least += widths[0] ** 2 if spec.recurrent else 0
-    least += (spec.image_features or 0) + sum(channels for channels, _, _ in spec.convolutions or ())
-    if weights.ndim != 1 or len(weights) < least:
-        raise ValueError(f"its model has at least {least} weights, the file holds an array of shape {weights.shape}")
-
-
-def _folder_of(path: Path) -> Path:
-    for folder in (path, path / "policy"):
-        if (folder / _MANIFEST).is_file():
-            return folder
-    raise FileNotFoundError(f"no saved policy in {path}: it has no {_MANIFEST} (nor has {path / 'policy'})")
-
-
-def _spec_as_json(spec: PolicySpec) -> dict[str, Any]:
-    model = None
-    if spec.model is not None:
-        model = f"{getattr(spec.model, '__module__', '?')}:{getattr(spec.model, '__qualname__', '?')}"
-    others = {field.name: getattr(spec, field.name) for field in fields(spec) if field.name != "model"}
-    return {"model": model, **others}
-
-
-def _space_as_json(space: Any, role: str, arrays: dict[str, Any]) -> dict[str, Any]:
-    """A space as JSON; the bounds of Boxes go to `arrays`, under names that begin with `role`."""
-    kind = type(space).__name__
-    if kind == "Discrete":
-        return {"kind": kind, "n": int(space.n), "start": int(space.start)}
-    if kind == "MultiDiscrete":
-        lists = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
-        return {"kind": kind, **lists, "dtype": str(space.dtype)}
-    if kind == "MultiBinary":
-        return {"kind": kind, "shape": list(space.shape)}
-    if kind == "Box":
-        arrays[f"{role}.low"] = np.ascontiguousarray(space.low)
-        arrays[f"{role}.high"] = np.ascontiguousarray(space.high)
-        return {"kind": kind, "shape": list(space.shape), "dtype": str(space.dtype)}
-    if kind in ("Dict", "Tuple"):
-        # Pairs, because a JSON object would make strings of a Dict's integer keys.
-        parts = space.spaces.items() if kind == "Dict" else enumerate(space.spaces)
-        return {"kind": kind, "parts": [[key, _space_as_json(part, f"{role}/{key}", arrays)] for key, part in parts]}
-    raise ValueError(
-        f"a policy with the {role} space {space!r} cannot be saved; Box, Discrete, MultiDiscrete, MultiBinary, Dict "
-        "and Tuple can"
-    )
-
-
-def _space_from_json(space: Mapping[str, Any], role: str, arrays: Mapping[str, Any]) -> Any:
-    from gymnasium import spaces
-
-    kind = space["kind"]
-    if kind == "Discrete":
-        return spaces.Discrete(space["n"], start=space["start"])
-    if kind == "MultiDiscrete":
-        dtype = np.dtype(space["dtype"]).type
-        return spaces.MultiDiscrete(np.array(space["nvec"]), dtype=dtype, start=np.array(space["start"]))
-    if kind == "MultiBinary":
-        shape = space["shape"]
-        return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
-    if kind == "Box":
-        shape, dtype = tuple(space["shape"]), np.dtype(space["dtype"]).type
-        return spaces.Box(arrays[f"{role}.low"], arrays[f"{role}.high"], shape, dtype)
-    if kind in ("Dict", "Tuple"):
-        parts = {key: _space_from_json(part, f"{role}/{key}", arrays) for key, part in space["parts"]}
-        return spaces.Dict(parts) if kind == "Dict" else spaces.Tuple(list(parts.values()))
-    raise ValueError(f"unknown kind of {role} space: {kind!r}")
+def _folder_of(path: Path) -> Path | None:
+    return next((folder for folder in (path, path / "policy") if (folder / _MANIFEST).is_file()), None)

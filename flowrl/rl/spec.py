@@ -157,11 +157,20 @@ class PolicySpec:
 
 
 @dataclass(frozen=True)
+class Team:
+    """All possible agents of an environment, in order, and how many numbers its global state has."""
+
+    agents: tuple[Any, ...]
+    state_size: int
+
+
+@dataclass(frozen=True)
 class Spaces:
-    """The observation and action space (Gymnasium's) of one policy."""
+    """The observation and action space (Gymnasium's) of one policy; where agents are joined, of which team."""
 
     observation: Any
     action: Any
+    team: Team | None = None
 
 
 @dataclass(frozen=True)

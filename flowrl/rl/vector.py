@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import copy
-import pickle
-import traceback
+import multiprocessing
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NoReturn, cast
 
-import cloudpickle
-import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from flowrl.errors import RemoteError, RemoteTraceback, add_note, text_of
-from flowrl.rl.checked import ObsCheck, VectorCheck, one_flag, one_reward, reset_answer, step_answer, told_plainly
+from flowrl.rl.checked import VectorCheck
+from flowrl.rl.located import Call, Fault, close_each, constructor_fault, end_processes, fault_of, late, raise_own
 from flowrl.rl.spec import Spaces
-from flowrl.rl.wrappers import frames_per_step
+from flowrl.rl.watchdog import Watchdog
 
 Array = npt.NDArray[Any]
 Vector = VectorEnv[Any, Any, Any]
-LOST_PROCESS = (EOFError, BrokenPipeError, ConnectionResetError)
 
 
 class VectorSource:
@@ -37,7 +34,10 @@ class VectorSource:
 
     `seeds` is None where the environments were seeded when they were made. `remake` makes the vector
     anew where a failure leaves it unusable. `first` is the number of its first environment, where these are
-    some of more: each is seeded as it would be among all.
+    some of more: each is seeded as it would be among all. `timeout_s`: how long a reset or step may take; of
+    environments in this process `watchdog` sees to it.
+
+    `fault` is what stands behind the last error that an environment caused.
     """
 
     def __init__(
@@ -48,12 +48,17 @@ class VectorSource:
         remake: Callable[[], Vector] | None = None,
         *,
         first: int = 0,
+        timeout_s: float | None = None,
+        watchdog: Watchdog | None = None,
     ):
         self.vector, self.name, self.num_envs = vector, name, int(vector.num_envs)
         self.spaces = Spaces(vector.single_observation_space, vector.single_action_space)
         self.info: Mapping[str, Any] = {}
+        self.fault: Fault | None = None
+        self.first = first
+        self.watchdog = watchdog
         self._check = VectorCheck(self.spaces, self.num_envs, name)
-        self._seeds, self._remake, self._broken, self._first = seeds, remake, False, first
+        self._seeds, self._remake, self._broken, self._timeout_s = seeds, remake, False, timeout_s
         self.mode = self._autoreset_mode()
         self.phantom_rows = self.mode is AutoresetMode.NEXT_STEP
         self.frame_skip = _frame_skip(vector)
@@ -69,30 +74,62 @@ class VectorSource:
             ) from None
 
     def reset(self, at_step: int = 0) -> Any:
-        """The first observations (N, ...) of new episodes, seeded by the stream and the worker's step."""
+        """The first observations (N, ...) of new episodes, seeded by the stream and the worker's step.
+
+        Raises:
+            As `step`; and what a constructor raises, where environments are made anew.
+        """
         if self._broken and self._remake is not None:
-            self.close()
-            self.vector, self._broken = self._remake(), False
-        if self._seeds is None:
-            obs_N, self.info = self._check.reset(self._guarded(self.vector.reset))
-            return obs_N
-        seeds = env_seeds(child(self._seeds, at_step), self.num_envs, self._first)
-        apart = isinstance(self.vector.unwrapped, SyncVectorEnv | AsyncVectorEnv)
-        obs_N, self.info = self._check.reset(self._guarded(self.vector.reset, seed=seeds if apart else seeds[0]))
+            self._make_anew(self._remake)
+        seeds: dict[str, Any] = {}
+        if self._seeds is not None:
+            each = env_seeds(child(self._seeds, at_step), self.num_envs, self.first)
+            apart = isinstance(self.vector.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+            seeds["seed"] = each if apart else each[0]
+        try:
+            obs_N, self.info = self._check.reset(self._reset(**seeds))
+        except BaseException as error:
+            self._raise(error, "reset")
         return obs_N
+
+    def _make_anew(self, remake: Callable[[], Vector]) -> None:
+        with suppress(Exception):  # it is given up in any case
+            self.close()
+        try:
+            self.vector, self._broken = remake(), False
+        except Exception as error:
+            self.fault = constructor_fault(error) or Fault(error, "error", "constructor")
+            raise
+
+    @property
+    def parts(self) -> tuple[VectorSource, ...]:
+        """This one, as Halves have two."""
+        return (self,)
+
+    def seed_of(self, env: int, at_step: int | None) -> int | None:
+        """The seed that environment `env` of the worker got at the reset of that step; None where it is not known."""
+        if self._seeds is None or at_step is None:
+            return None
+        return env_seeds(child(self._seeds, at_step), 1, env)[0]
+
+    def give_up(self) -> None:
+        """The next reset makes the environments anew, where that is possible."""
+        self._broken = True
 
     def step(self, actions_N: Any) -> tuple[Any, Any, Any, Any, list[tuple[int, Any]]]:
         """One step of every environment: obs, rewards (N,), terminated, truncated, and final observations.
 
         Raises:
             ValueError, TypeError: an array is not a row for each environment, of what the space says.
+            TimeoutError: one in a process of its own did not come back in time.
             Whatever an environment raises, with a note which and where.
         """
         try:
-            answer = self.vector.step(actions_N)
+            if self._timeout_s is None:
+                return self._taken(self.vector.step(actions_N))
+            return self._taken(self._timed("step", self._timeout_s, actions_N))
         except BaseException as error:
-            self._raise(error)
-        return self._taken(answer)
+            self._raise(error, "step")
 
     @property
     def apart(self) -> bool:
@@ -105,7 +142,10 @@ class VectorSource:
         Raises:
             RuntimeError: a process has ended.
         """
-        self._guarded(cast(AsyncVectorEnv, self.vector).step_async, actions=actions_N)
+        try:
+            cast(AsyncVectorEnv, self.vector).step_async(actions_N)
+        except BaseException as error:
+            self._raise(error, "step")
 
     def wait(self) -> tuple[Any, Any, Any, Any, list[tuple[int, Any]]]:
         """What `step` gives, of the step that was started.
@@ -113,7 +153,31 @@ class VectorSource:
         Raises:
             As `step`.
         """
-        return self._taken(self._guarded(cast(AsyncVectorEnv, self.vector).step_wait))
+        try:
+            return self._taken(self._waited("step", self._timeout_s))
+        except BaseException as error:
+            self._raise(error, "step")
+
+    def _reset(self, **how: Any) -> Any:
+        return self.vector.reset(**how) if self._timeout_s is None else self._timed("reset", self._timeout_s, **how)
+
+    def _timed(self, call: Call, timeout_s: float, *args: Any, **kwargs: Any) -> Any:
+        """What a call gives, in time; else an error, or the end of this process."""
+        if self.apart:
+            getattr(self.vector, f"{call}_async")(*args, **kwargs)
+            return self._waited(call, timeout_s)
+        assert self.watchdog is not None, "environments in this process need one"
+        with self.watchdog.watching(call, self.name):
+            return getattr(self.vector, call)(*args, **kwargs)
+
+    def _waited(self, call: Call, timeout_s: float | None) -> Any:
+        vector = cast(AsyncVectorEnv, self.vector)
+        try:
+            return vector.step_wait(timeout_s) if call == "step" else vector.reset_wait(timeout_s)
+        except multiprocessing.TimeoutError:
+            assert timeout_s is not None
+            self.fault = late(vector, self.name, call, timeout_s, self.first)
+            raise self.fault.error from None
 
     def _taken(self, answer: Any) -> tuple[Any, Any, Any, Any, list[tuple[int, Any]]]:
         obs_N, rewards_N, terminated_N, truncated_N, self.info = self._check.step(answer)
@@ -127,128 +191,37 @@ class VectorSource:
             finals = [(i, copy.deepcopy(self._check.final(self.info, i))) for i in ended]
         else:
             finals = [(i, row_of(obs_N, i)) for i in ended]
-            obs_N, after = self._check.reset(self._guarded(self.vector.reset, options={"reset_mask": done_N}))
+            obs_N, after = self._check.reset(self._reset(options={"reset_mask": done_N}))
             self.info = _overlaid(self.info, after)
         return obs_N, rewards_N, terminated_N, truncated_N, finals
 
     def close(self) -> None:
-        """Closes every environment."""
+        """Closes every environment, also where the close of one raises, which is raised then.
+
+        Raises:
+            Whatever the first that failed raises, with a note which it was.
+        """
+        if self.watchdog is not None:
+            self.watchdog.close()
         base = self.vector.unwrapped
-        if self._broken and isinstance(base, AsyncVectorEnv):
-            # Its own close asks the processes, of which one has gone.
-            for process in base.processes:
-                process.terminate()
-                process.join()
-            base.closed = True
+        if isinstance(base, AsyncVectorEnv):
+            if self._broken:
+                end_processes(base)
+            else:
+                self.vector.close(timeout=self._timeout_s)
+        elif isinstance(self.vector, SyncVectorEnv):
+            close_each(self.vector)
         else:
             self.vector.close()
 
-    def _guarded(self, act: Callable[..., Any], **kwargs: Any) -> Any:
-        try:
-            return act(**kwargs)
-        except BaseException as error:
-            self._raise(error)
-
-    def _raise(self, error: BaseException) -> NoReturn:
+    def _raise(self, error: BaseException, call: Call) -> NoReturn:
         # After an interrupt, too, answers of processes may be under way.
         self._broken = isinstance(self.vector.unwrapped, AsyncVectorEnv)
-        raise_environments_own(error, self.name)
-
-
-class Located(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment whose errors name it and the step of its episode, and whose final observations are copies.
-
-    A reward of shape (1,) becomes a number. What does not fit its spaces or Gymnasium's signatures is an error.
-    `apart`: it lives in a process of its own, so its errors are packed.
-    """
-
-    def __init__(self, env: gymnasium.Env[Any, Any], index: int, *, apart: bool = False):
-        super().__init__(env)
-        self._index, self._step, self._apart = index, 0, apart
-        self.frames_per_step = frames_per_step(env)
-        self._check = ObsCheck(env.observation_space)
-
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """The first observation of an episode."""
-        self._step = 0
-        try:
-            obs, info = reset_answer(self.env.reset(**kwargs))
-            self._check(obs)
-        except Exception as error:
-            self._raise(error, f"in reset of environment {self._index}")
-        return obs, info
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """One step."""
-        self._step += 1
-        try:
-            obs, reward, terminated, truncated, info = step_answer(self.env.step(action))
-            self._check(obs)
-            if type(reward) is not float and type(reward) is not np.float64:
-                reward = one_reward(reward)
-            if type(terminated) is not bool:
-                terminated = one_flag("terminated", terminated)
-            if type(truncated) is not bool:
-                truncated = one_flag("truncated", truncated)
-        except Exception as error:
-            self._raise(error, f"in environment {self._index}, at step {self._step} of its episode, action {action!r}")
-        if terminated or truncated:
-            # Some environments reuse the buffer, and the reset may come before anybody reads it.
-            obs = np.array(obs) if isinstance(obs, np.ndarray) else copy.deepcopy(obs)
-        return obs, reward, terminated, truncated, info
-
-    def _raise(self, error: Exception, note: str) -> NoReturn:
-        told = told_plainly(error)
-        if told is not error:
-            told.__cause__ = error
-        add_note(told, note)
-        if not self._apart:
-            raise told
-        raise FailedElsewhere(packed_error(told)) from None  # Gymnasium logs the whole, as a format string
-
-
-class FailedElsewhere(Exception):  # noqa: N818  (never seen: unpacked where it arrives)
-    """An environment's error on its way from its own process: of one argument, which Gymnasium needs."""
-
-    def __str__(self) -> str:
-        return "an environment failed in its own process"  # not the bytes, which may hold a % sign
-
-    def unpacked(self) -> Exception:
-        """The environment's own error."""
-        inner = self.args[0]
-        if isinstance(inner, FailedElsewhere):  # Gymnasium calls the exception's type with the exception
-            return inner.unpacked()
-        error: Exception
-        error, trace = pickle.loads(inner)
-        error.__cause__ = RemoteTraceback(trace)
-        return error
-
-
-def packed_error(error: Exception) -> bytes:
-    """An exception and its traceback as bytes; one that cannot travel becomes a RemoteError that names its type."""
-    trace = "".join(traceback.format_exception(error))
-    try:
-        packed = cloudpickle.dumps((error, trace))
-        pickle.loads(packed)
-    except Exception:  # a constructor of two arguments, or one that holds a lock
-        remote = RemoteError(f"{type(error).__name__}: {text_of(error)}")
-        for note in getattr(error, "__notes__", ()):
-            remote.add_note(note)
-        packed = cloudpickle.dumps((remote, trace))
-    return bytes(packed)
-
-
-def raise_environments_own(error: BaseException, name: str) -> NoReturn:
-    """Raises an environment's own error, wherever it lives."""
-    if isinstance(error, FailedElsewhere):
-        own = error.unpacked()
-        raise own from own.__cause__
-    if isinstance(error, LOST_PROCESS):
-        raise RuntimeError(
-            f"a process of the async environments {name} has ended without an answer; what it wrote stands above. "
-            f"With EnvOptions(vector='sync') the same error comes with its traceback"
-        ) from error
-    raise error
+        if not isinstance(error, Exception):
+            raise error
+        if self.fault is None or self.fault.error is not error:
+            self.fault = fault_of(error, self.vector, self.name, call, self.first)
+        raise_own(self.fault)
 
 
 def row_of(obs_N: Any, n: int) -> Any:

@@ -17,6 +17,7 @@ from flowrl.rl.envs import EnvSource, WorkersEnvironments
 from flowrl.rl.envstate import freeze, thaw
 from flowrl.rl.epsilon import Epsilon, checked_epsilon, restored_epsilon
 from flowrl.rl.evaluation import EVALUATION_KEY, Evaluation, evaluate
+from flowrl.rl.faults import Faults
 from flowrl.rl.fragment import Fragment, Running
 from flowrl.rl.halves import Halves, HalvesView, check_double_buffer, view_of
 from flowrl.rl.inference import Inference, make_inference
@@ -87,7 +88,10 @@ class RolloutWorker(AsksForActions):
             seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed, spawn_key=(index,))
         )
         self._rng = np.random.default_rng(child(self._stream, ACTIONS))
-        self._source = self._environments.to_sample(child(self._stream, ENVS))
+        seeds = child(self._stream, ENVS)
+        self._faults = Faults(self._environments.place(seeds))
+        self._source = self._faults.made(lambda: self._environments.to_sample(seeds))
+        self._faults.watch(self._source)
         self._running = Running.fresh(num_envs)
         self._obs_N: Obs | None = None  # None: the next sample begins new episodes
         self._state: State = {}
@@ -122,13 +126,20 @@ class RolloutWorker(AsksForActions):
         Raises:
             FloatingPointError: a reward, an observation or the policy's output is not finite.
             Whatever the environment raises, with a note where. The next sample then begins new episodes.
+            With `EnvOptions(on_fault=Restart(n))` neither of the environments' errors, unless they come more than n
+            times in a row: the fragment is begun again. Metrics env_restarts, steps_discarded count what that cost.
         """
-        fragment = Fragment(self._steps, self._num_envs, self._view.layout)
-        unroll = Unroll(self._net, self._steps, self._num_envs, self._rng, self._epsilon, self._state)
-        with self._located(fragment):
-            self._begin(fragment)
-            collect(fragment, unroll, self._view)
-            return self._finished(fragment, unroll, self._version)
+        while True:
+            fragment = Fragment(self._steps, self._num_envs, self._view.layout)
+            unroll = Unroll(self._net, self._steps, self._num_envs, self._rng, self._epsilon, self._state)
+            try:
+                with self._located(fragment):
+                    self._begin(fragment, unroll)
+                    collect(fragment, unroll, self._view)
+                    return self._finished(fragment, unroll, self._version)
+            except Exception as error:
+                if not self._goes_on(error, fragment):
+                    raise
 
     # the policy
     def spaces(self) -> dict[str, Spaces]:
@@ -165,6 +176,7 @@ class RolloutWorker(AsksForActions):
         view = view_of(self._source, net.actions, follow=bool(net.state_shapes))
         if self._obs_N is not None:
             view.set_state(self._view.get_state())
+            self._faults.log.forget()  # what is in it was stored as the policy before stored actions
         self._view: View | HalvesView = view
         self._flat, self._version = np.array(initial if flat is None else flat, np.float32), version
         self._spec = spec
@@ -222,6 +234,7 @@ class RolloutWorker(AsksForActions):
             "version": self._version,
             "epsilon": self._epsilon,
             "steps_taken": self._steps_taken,
+            "env_steps": self.env_steps,
             "obs": None if self._obs_N is None else map_arrays(np.array, self._obs_N),
             "view": self._view.get_state(),
             "state": {name: h_N.copy() for name, h_N in self._state.items()},
@@ -232,8 +245,10 @@ class RolloutWorker(AsksForActions):
             "envs": None if self._obs_N is None else freeze(self._source),
         }
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, Any]) -> bool:
         """Goes on from a state: the next sample is that of the worker that gave it, number for number.
+
+        Whether it is so: else new episodes begin.
 
         Where it holds no environments, other than `num_envs`, or only one of both has them in halves
         (`EnvOptions.double_buffer`), new episodes begin, with fresh seeds.
@@ -247,14 +262,19 @@ class RolloutWorker(AsksForActions):
             restored_epsilon(state["epsilon"], self._num_envs, self._net),
             int(state["steps_taken"]),
         )
+        self.env_steps = int(state["env_steps"])
         self._rewards.set_state(state["rewards"])
         self._obs_N = None
-        if state["envs"] is None or len(state["ended"]) != self._num_envs or not thaw(self._source, state["envs"]):
-            return
+        self._faults.log.forget()
+        if state["obs"] is None:
+            return True  # none had begun
+        if len(state["ended"]) != self._num_envs or not thaw(self._source, state["envs"]):
+            return False
         self._obs_N = map_arrays(np.array, state["obs"])
         self._view.set_state(state["view"])
         self._state = {name: np.array(h_N) for name, h_N in state["state"].items()}
         self._running = Running(np.array(state["ended"]), np.array(state["returns"]), np.array(state["lengths"]))
+        return True
 
     def each_env(self, act: Callable[[Any], Any]) -> list[Any]:
         """What a function gives of each environment, unwrapped: to look into them, or for a curriculum.

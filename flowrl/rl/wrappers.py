@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,6 +11,9 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 
+from flowrl.failures import Raise, Restart
+from flowrl.given import short
+from flowrl.numbers import check_whole
 from flowrl.rl.checked import one_flag, real_rewards, step_answer
 
 Env = gymnasium.Env[Any, Any]
@@ -48,13 +52,29 @@ class EnvOptions:
     step without Python's lock: vector="async" with processors to spare, simulators in C++, EnvPool, calls to elsewhere;
     and only if choosing actions takes about as long as a step. Copies in Python in the worker's own process
     become slower by it. Evaluations step all together."""
+    on_fault: Raise | Restart = Raise()  # noqa: RUF009  (frozen)
+    """What an environment's fault means: an exception, an answer that does not fit its spaces, a number that is not
+    finite, a call past env_timeout_s, the end of its process. Raise(): the run stops with it. Restart(n, backoff_s):
+    the worker's fragment is dropped whole and its copies are made anew, up to n times in a row; `env_restarts` counts
+    them."""
+    env_timeout_s: float | None = None
+    """A reset or step that takes longer is a fault. With it vector="auto" gives copies processes of their own, which
+    can be killed. Others (vector="sync", a vector of one's own, several agents) take their actor's process with them,
+    which the gather's on_failure then restarts; without such a process (Local) they are refused."""
+    crash_dir: str | None = "flowrl-crashes"
+    """Where the workers leave what reproduces a fault (`flowrl replay-crash FILE`); None: nowhere."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "wrappers", tuple(self.wrappers))
+        if not isinstance(self.on_fault, Raise | Restart):
+            raise ValueError(f"on_fault must be Raise() or Restart(n, backoff_s), got {short(self.on_fault)}")
+        timeout_s = self.env_timeout_s
+        if timeout_s is not None and (type(timeout_s) not in (int, float) or not 0 < timeout_s < math.inf):
+            raise ValueError(f"env_timeout_s must be a number of seconds above 0, or None, got {short(timeout_s)}")
+        if self.crash_dir is not None and (not isinstance(self.crash_dir, str) or not self.crash_dir):
+            raise ValueError(f"crash_dir must be the path of a directory, or None, got {short(self.crash_dir)}")
         for name in ("frame_skip", "frame_stack"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value!r}")
+            check_whole(name, getattr(self, name))
         for name, known in (("vector", VECTORIZATIONS), ("autoreset", AUTORESETS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {getattr(self, name)!r}")
@@ -69,7 +89,12 @@ class EnvOptions:
     @property
     def plain(self) -> bool:
         """Whether a vector environment of its own could do all that is asked for."""
-        return not self.wraps and not self.vector_kwargs and self.autoreset == "next_step"
+        return not self.wraps and not self.vector_kwargs and self.autoreset == "next_step" and not self.apart
+
+    @property
+    def apart(self) -> bool:
+        """Whether copies that are made one by one get processes of their own."""
+        return self.vector == "async" or (self.vector == "auto" and self.env_timeout_s is not None)
 
 
 def wrap(env: Env, options: EnvOptions) -> Env:

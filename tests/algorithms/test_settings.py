@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import pytest
 
+from flowrl.algorithms.a2c import A2CConfig
+from flowrl.algorithms.a3c import A3CConfig
 from flowrl.algorithms.apex import ApexConfig
+from flowrl.algorithms.appo import APPOConfig
 from flowrl.algorithms.ddpg import DDPGConfig
+from flowrl.algorithms.ddppo import DDPPOConfig
 from flowrl.algorithms.dqn import DQNConfig
+from flowrl.algorithms.impala import IMPALAConfig
 from flowrl.algorithms.ppo import PPOConfig
 from flowrl.algorithms.r2d2 import R2D2Config
 from flowrl.algorithms.sac import SACConfig
@@ -16,6 +23,7 @@ from flowrl.algorithms.td3 import TD3Config
 from flowrl.rl import PolicySpec
 
 REPLAYING: tuple[Any, ...] = (DQNConfig, ApexConfig, R2D2Config, SACConfig, TD3Config, DDPGConfig)
+STREAMING: tuple[Any, ...] = (PPOConfig, DDPPOConfig, A2CConfig, A3CConfig, IMPALAConfig, APPOConfig)
 NAN = float("nan")
 
 
@@ -91,5 +99,29 @@ def test_what_those_with_replay_share(config: Any, settings: dict[str, Any], mes
     ],
 )
 def test_what_one_has(config: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(**settings)
+
+
+@pytest.mark.parametrize("config", [*STREAMING, *REPLAYING])
+def test_integers_may_be_numpys(config: Any) -> None:
+    """What a config accepts no operator or group refuses, under a name that the user has not set."""
+    counts = {each.name: each.default for each in fields(config) if each.type in ("int", "int | None")}
+    if "tau" in {each.name for each in fields(config)} and counts.get("target_every", 1) is None:
+        del counts["target_every"]  # the target follows by tau
+    config(**{name: np.int64(100_000 if value is None else value) for name, value in counts.items()}).graph()
+
+
+@pytest.mark.parametrize("config", [PPOConfig, DDPPOConfig])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"microbatch": 0}, "microbatch must be at least 1, got 0"),
+        ({"microbatch": 1.5}, "microbatch must be an integer of at least 1, got 1.5"),
+        ({"clip_value": NAN}, "clip_value must be above 0 and finite, got nan"),
+        ({"clip_value": "x"}, "clip_value must be a number, or a function of the run's environment steps, got 'x'"),
+    ],
+)
+def test_what_ppo_refuses_by_itself(config: Any, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         config(**settings)

@@ -97,6 +97,14 @@ class Machine:
         """What it has come to."""
         return self.total, self.told
 
+    def get_state(self) -> dict[str, Any]:
+        """All that it has come to."""
+        return {"total": self.total, "told": self.told, "steps": dict(self.steps)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on from there."""
+        self.total, self.told, self.steps = state["total"], state["told"], dict(state["steps"])
+
     def _pass_time(self) -> None:
         if self._delay_s:
             time.sleep(self._random.random() * self._delay_s)

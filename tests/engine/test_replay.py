@@ -208,8 +208,8 @@ def test_what_replay_refuses() -> None:
         Replay(group, batch=1, in_flight=1.5)  # type: ignore[arg-type]
     with pytest.raises(GraphError, match=r"beta must be at least 0 and finite, got -0\.1"):
         Replay(group, batch=1, beta=-0.1)
-    with pytest.raises(GraphError, match=r"on_failure must be Ignore\(\) or Raise\(\), got Restart"):
-        Replay(group, batch=1, on_failure=Restart(1))  # type: ignore[arg-type]
+    with pytest.raises(GraphError, match=r"on_failure must be Restart\(...\), Ignore\(\) or Raise\(\), got 3"):
+        Replay(group, batch=1, on_failure=3)  # type: ignore[arg-type]
     with pytest.raises(GraphError, match=r"StoreToReplay: Plain .* has no method store"):
         StoreToReplay(flowrl.actor(Plain, name="plain"))
     both = [Replay(group, batch=1), Replay(group, batch=1, on_failure=Raise())]
@@ -390,6 +390,42 @@ def test_raise_stops_at_the_first_death() -> None:
     backend = Delayed(0, die=lambda actor, n: actor == "replay[0]" and n == 20)
     flow = stored_and_drawn(shelves(2), rollouts(), batch=4, on_failure=Raise())
     with flowrl.run(flow, backend) as run, pytest.raises(ActorDied, match=r"replay\[0\] died with \d+ rows: .*Raise"):
+        run.step(10_000)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_restarted_shard_begins_empty_and_is_filled_again(shards: int, seed: int) -> None:
+    died: list[int] = []
+
+    def die(actor: str, n: int) -> bool:
+        if actor == "replay[0]" and n in (20, 60):
+            died.append(n)
+            return True
+        return False
+
+    replay = shelves(shards, min_size=8, samples_per_insert=1.0)
+    flow = stored_and_drawn(replay, rollouts(), batch=4, on_failure=Restart(3, backoff_s=0.01))
+    with flowrl.run(flow.zip_with_source_actor(), Delayed(seed, die=die), seed=1) as run:
+        seen = [(handle.name, batch["x"].tolist()) for handle, batch in run.step(150)]
+        held = run.actors["replay"][0].ask("held").result()
+        stats = run.stats()
+    assert died == [20, 60]
+    assert {name for name, _ in seen[-60:]} == {f"replay[{i}]" for i in range(shards)}
+    assert stats.metrics["replay"]["restarts"] == stats.metrics["replay"]["shards_lost"] == 2
+    # Every row that was acknowledged is there, or was there when the shard died.
+    stored = stats.nodes["StoreToReplay"].steps
+    assert len(held) <= stored - stats.metrics["replay"]["rows_lost"] + 8
+    assert min(held) > 4 * 8
+
+
+def test_a_shard_that_dies_too_often_in_a_row_stops_the_run() -> None:
+    flow = stored_and_drawn(shelves(1), rollouts(), batch=4, on_failure=Restart(2, backoff_s=0.01))
+    backend = Delayed(0, die=lambda actor, n: actor.startswith("replay") and n >= 20)
+    with (
+        flowrl.run(flow, backend) as run,
+        pytest.raises(ActorDied, match=r"replay\[0\] died after 2 restarts .*on_failure=Restart\(times=2"),
+    ):
         run.step(10_000)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import flowrl
 from flowrl import Flow, ParallelFlow
+from flowrl.errors import GraphError
 from flowrl.testing import Virtual
 from tests.engine.shards import Echo, counters
 
@@ -85,3 +86,115 @@ def test_whatever_the_paces_are(step_s):
         assert backend.now() == 3 * max(step_s)
     made = made_until(shards().gather_async(num_async=1), step_s, 24.0)
     assert made == Counter({index: int(24 / pace) for index, pace in enumerate(step_s)})
+
+
+# rounds that do not wait
+
+
+def hiccup(index: int, rounds: tuple[int, ...], slow_s: float) -> Callable[[str, int, str, int], float]:
+    """A second a step, but for some of one shard's."""
+
+    def seconds(group: str, shard: int, kind: str, number: int) -> float:
+        if kind != "pull":
+            return 0.0
+        return slow_s if shard == index and number in rounds else 1.0
+
+    return seconds
+
+
+def rounds_of(flow: Flow[Any], backend: Virtual, items: int) -> tuple[list[tuple[float, tuple[int, int]]], Any]:
+    """Items with the times at which they came, and the figures."""
+    with flowrl.run(flow, backend) as run:
+        got = []
+        for _ in range(items):
+            item = next(run)
+            got.append((backend.now(), item))
+        return got, run.stats()
+
+
+@pytest.mark.parametrize("late", ["keep", "drop"])
+def test_a_round_goes_on_without_the_late_one(late):
+    # Shard 1 takes 5 s for its second step; a round waits 2 s.
+    flow = shards().gather_sync(timeout_s=2.0, late=late)
+    got, stats = rounds_of(flow, Virtual(hiccup(1, (1,), 5.0)), 4 + 3 + 3)
+    times = [time for time, _ in got]
+    assert [item for _, item in got[:7]] == [(0, 1), (1, 1), (2, 1), (3, 1), (0, 2), (2, 2), (3, 2)]
+    assert times[:4] == [1.0] * 4
+    assert times[4:7] == [3.0] * 3  # asked at 1, and not waited for longer than 2 s
+    assert [item for _, item in got[7:]] == [(0, 3), (2, 3), (3, 3)]  # it comes at 6, this round ends at 5
+    assert stats.metrics["gather_sync"]["late workers[1]"] == 2
+    got, stats = rounds_of(flow, Virtual(hiccup(1, (1,), 5.0)), 4 + 3 + 3 + 4)
+    last = [item for _, item in got[10:]]
+    if late == "keep":
+        assert last == [(0, 4), (1, 2), (2, 4), (3, 4)]
+        assert "late_dropped" not in stats.metrics["gather_sync"]
+        assert got[-1][0] == 6.0
+    else:
+        assert last == [(0, 4), (1, 3), (2, 4), (3, 4)]  # asked again at 6
+        assert stats.metrics["gather_sync"]["late_dropped"] == 1
+        assert got[-1][0] == 7.0
+
+
+@pytest.mark.parametrize("least", [1, 3, 4, 9])
+def test_a_round_waits_for_as_many_as_it_needs(least):
+    flow = shards().gather_sync(timeout_s=2.0, min_shards=least)
+    backend = Virtual(takes([10.0, 4.0, 1.0, 1.0]))
+    got, _ = rounds_of(flow, backend, 2)
+    assert got[0] == {1: (2.0, (2, 1)), 3: (4.0, (1, 1)), 4: (10.0, (0, 1)), 9: (10.0, (0, 1))}[least]
+
+
+@given(
+    st.lists(st.sampled_from([0.5, 1.0, 3.0, 8.0]), min_size=SHARDS, max_size=SHARDS),
+    st.sampled_from(["keep", "drop"]),
+    st.integers(1, SHARDS),
+)
+def test_nothing_is_lost_or_given_twice(step_s, late, least):
+    flow = shards().gather_sync(timeout_s=1.5, min_shards=least, late=late)
+    got, stats = rounds_of(flow, Virtual(takes(step_s)), 40)
+    of_shard: dict[int, list[int]] = {index: [] for index in range(SHARDS)}
+    for _, (shard, number) in got:
+        of_shard[shard].append(number)
+    dropped = stats.metrics["gather_sync"].get("late_dropped", 0.0) if "gather_sync" in stats.metrics else 0.0
+    missing = 0
+    for numbers in of_shard.values():
+        assert numbers == sorted(set(numbers))
+        missing += (numbers[-1] if numbers else 0) - len(numbers)
+    assert missing <= dropped
+    if late == "keep":
+        assert dropped == 0
+    assert (dropped == 0) or max(step_s) > 1.5
+
+
+def test_without_anybody_late_it_is_the_plain_gather():
+    plain, _ = rounds_of(shards().gather_sync(), Virtual(takes([1.0] * SHARDS)), 20)
+    patient, stats = rounds_of(shards().gather_sync(timeout_s=5), Virtual(takes([1.0] * SHARDS)), 20)
+    assert plain == patient
+    assert not any(name.startswith("late") for name in stats.metrics.get("gather_sync", {}))
+
+
+def test_explain_says_that_timing_matters():
+    text = shards().gather_sync(timeout_s=2, min_shards=3, late="drop").explain()
+    assert "not deterministic: rounds of gather_sync go on without shards that are late" in text
+    assert "[timeout_s=2, min_shards=3, late='drop', on_failure=Restart(3)]" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"timeout_s": 0}, "timeout_s must be a number of seconds above 0, got 0"),
+        ({"timeout_s": True}, "timeout_s must be a number of seconds above 0, got True"),
+        ({"timeout_s": 1, "min_shards": 0}, "min_shards"),
+        ({"timeout_s": 1, "late": "later"}, "late must be 'drop' or 'keep', got 'later'"),
+        ({"min_shards": 2}, "min_shards and late are for rounds with a timeout_s"),
+        ({"late": "keep"}, "min_shards and late are for rounds with a timeout_s"),
+    ],
+)
+def test_settings_that_make_no_sense(settings, text):
+    with pytest.raises(GraphError, match=text):
+        shards().gather_sync(**settings)
+
+
+def test_what_waits_for_shards_itself_is_refused():
+    joined = shards().aggregate(flowrl.actors(flowrl.Aggregator, count=1, name="joiners"), fan_in=2)
+    with pytest.raises(GraphError, match="timeout_s does not go with aggregate, which waits for shards before it"):
+        joined.gather_sync(timeout_s=1)

@@ -22,6 +22,7 @@ from flowrl.operators import (
     ConcatBatches,
     EvaluateEvery,
     InitialPriorities,
+    JoinAgents,
     MixInReplay,
     NStep,
     PlayAgainst,
@@ -41,9 +42,10 @@ from flowrl.operators import (
 )
 from flowrl.operators.policies import _Kept
 from flowrl.operators.training import TrainInfo
-from flowrl.rl import PolicySpec, RolloutWorker, losses
+from flowrl.rl import MultiAgentWorker, PolicySpec, RolloutWorker, losses
 from flowrl.rl.gradient_batch import Gradients
 from flowrl.testing import check_operator
+from tests.rl.team_envs import Falling
 
 
 class Learner:
@@ -110,6 +112,9 @@ SPEC = PolicySpec(hidden=(4,))
 WORKER = RolloutWorker("CartPole-v1", SPEC, steps=6, num_envs=2, next_obs=True, seed=0)
 ACTED = [WORKER.sample().payload for _ in range(3)]
 
+TEAM = MultiAgentWorker(Falling, {"one": SPEC}, steps=3, num_envs=2, joint=True, next_obs=True, seed=0)
+JOINT = [TEAM.sample().payload for _ in range(3)]
+
 CASES: list[tuple[Operator[Any, Any], list[Any]]] = [
     (AddAdvantages(0.9, 0.8), FRAGMENTS),
     (Standardize(("rewards", "values")), FRAGMENTS),
@@ -132,6 +137,7 @@ CASES: list[tuple[Operator[Any, Any], list[Any]]] = [
     (UpdatePriorities(), [TrainInfo("learner[0]", version, 0) for version in range(3)]),
     (WaitUntil(env_steps=1), FRAGMENTS),
     (StoreToReplay(LEARNER, in_flight=3), []),
+    (JoinAgents(), JOINT),
     (SelectPolicies(("a", "c")), PARTS),
     (_Kept(("b",)), PARTS),
     (ComputeGradients(SPEC, losses.VTraceLoss()), ACTED),

@@ -161,7 +161,7 @@ def test_what_it_refuses() -> None:
     learner, evaluators = flowrl.actor(Trainer, name="learner"), flowrl.actors(Judge, count=2, name="evaluators")
     with pytest.raises(ValueError, match="env_steps must be at least 1, got 0"):
         EvaluateEvery(evaluators, learner, env_steps=0)
-    with pytest.raises(ValueError, match="episodes must be at least 1, got True"):
+    with pytest.raises(ValueError, match="episodes must be an integer of at least 1, got True"):
         EvaluateEvery(evaluators, learner, env_steps=1, episodes=True)
     with pytest.raises(ValueError, match="needs a group of evaluators, learner: 1 × Trainer cannot evaluate"):
         EvaluateEvery(learner, learner, env_steps=1)

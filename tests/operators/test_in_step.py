@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import flowrl
-from flowrl import ActorHandle, Info, Ref
+from flowrl import ActorHandle, Answer, Batch, FlowError, Info, Ref
 from flowrl.functions import Function
+from flowrl.metrics import Sum
 from flowrl.operators import TrainOneStep
 from flowrl.operators.in_step import dealt
 from flowrl.ref import Leaf
+from flowrl.rl.peers import Whereabouts
+from flowrl.testing import Virtual
 
 WORKERS = [ActorHandle("workers", index) for index in range(3)]
 
@@ -58,3 +62,40 @@ def test_the_timeout_is_checked():
     learners = flowrl.actors(list, count=2, name="learners")
     with pytest.raises(ValueError, match="peer_timeout_s must be above 0, got -1"):
         TrainOneStep(learners, peer_timeout_s=-1)
+
+
+class Forsaken:
+    """A learner whose group always loses one."""
+
+    default_cpus = 0
+    version = 0
+
+    def whereabouts(self) -> Whereabouts:
+        return Whereabouts.here()
+
+    def join(self, meeting: object, rank: int) -> None:
+        pass
+
+    def train_in_step(self, batch: object, **options: object) -> Answer[str]:
+        lost = {("default", "trained_steps"): Sum(0), ("default", "rounds_lost"): Sum(1)}
+        return Answer("learners[0] has lost one", lost, 1)
+
+
+@pytest.mark.parametrize("gather", ["gather_sync", "gather_async"])
+@pytest.mark.parametrize("hung", [0, 1, 2])
+def test_a_learner_that_never_answers_is_not_waited_for_much_longer_than_the_timeout(hung, gather):
+    def takes(group: str, index: int, kind: str, n: int) -> float:
+        """The others answer once they have waited for their peer in vain."""
+        if group != "learners" or kind != "ask" or n < 2:  # before: where they are, and that they meet
+            return 0.0
+        return 1e9 if index == hung else 5.0
+
+    learners = flowrl.actors(Forsaken, count=3, name="learners")
+    backend = Virtual(takes)
+    rows = flowrl.from_items([Batch({"rewards": np.ones(3, np.float32)})], num_shards=1, repeat=True)
+    flow = getattr(rows, gather)().for_each(TrainOneStep(learners, peer_timeout_s=5.0))
+    with flowrl.run(flow, backend) as r:
+        began = backend.now()
+        with pytest.raises(FlowError, match=rf"learners\[{hung}\] does not answer: .*peer_timeout_s=5"):
+            r.step()
+        assert backend.now() - began <= 15.0  # closing the actors included

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from typing import Any
 
 import gymnasium
@@ -211,3 +213,55 @@ class Wordy(Counting):
     def __init__(self) -> None:
         super().__init__()
         self.action_space = gymnasium.spaces.Text(3)  # type: ignore[assignment]
+
+
+class Mishap(Walk):
+    """A random walk that does what it is told at step `at` (0: its reset) of episode `episode` (from 1; 0: of each).
+
+    what: "raise", "hang", "exit", "nan", "inf", "shape", "dtype". most: so often, counted by the files of `marks`.
+    """
+
+    def __init__(self, what: str, at: int = 3, episode: int = 1, most: int | None = None, marks: str | None = None):
+        super().__init__()
+        self.what, self.at, self.begun, self.when, self.most, self.marks = what, at, 0, episode, most, marks
+        self.taken = 0
+
+    def _due(self) -> bool:
+        if self.when not in (0, self.begun) or self.taken != self.at:
+            return False
+        if self.marks is None or self.most is None:
+            return True
+        there = len(os.listdir(self.marks))
+        if there < self.most:
+            open(os.path.join(self.marks, str(there)), "w").close()
+        return there < self.most
+
+    def _done(self, obs: Any, reward: float) -> tuple[Any, float]:
+        if not self._due():
+            return obs, reward
+        if self.what == "raise":
+            raise TwoArgumentsError("the arm is stuck", self.taken)
+        if self.what == "hang":
+            threading.Event().wait(600)
+        if self.what == "exit":
+            os._exit(7)
+        if self.what == "nan":
+            obs = obs * np.nan
+        if self.what == "inf":
+            reward = float("-inf")
+        if self.what == "shape":
+            obs = obs[:2]
+        if self.what == "dtype":
+            obs = np.array(["a", "b", "c"])
+        return obs, reward
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        self.begun, self.taken = self.begun + 1, 0
+        obs, info = super().reset(**kwargs)
+        return self._done(obs, 0.0)[0], info
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, _, _, _, info = super().step(action)
+        self.taken += 1
+        obs, reward = self._done(obs, float(obs.sum()))
+        return obs, reward, self.taken >= 5, False, info

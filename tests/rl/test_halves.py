@@ -228,7 +228,7 @@ def test_an_error_names_the_environment_and_the_next_sample_begins_anew(vector: 
     for steps in (1, 2):
         with pytest.raises(TwoArgumentsError, match="the arm is stuck") as caught:
             worker.sample()
-        where, which = caught.value.__notes__
+        where, *_, which = caught.value.__notes__
         assert where.startswith("in environment 2, at step 2 of its episode, action ")
         assert f"(one of its 4), after {steps} vector steps" in which
     assert worker.get_state()["obs"] is None

@@ -179,3 +179,9 @@ def test_it_has_no_gradient():
 def test_what_is_wrong_is_named(change, message):
     with pytest.raises(ValueError, match=message):
         three(**change)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
+def test_of_nothing_comes_nothing(shape: tuple[int, int]) -> None:
+    made = vtrace(*[torch.zeros(shape)] * 7, discount=0.9)
+    assert made.targets_TN.shape == made.pg_advantages_TN.shape == shape

@@ -121,7 +121,7 @@ def test_numbers_that_are_not_finite_stop_before_any_batch(what: str, text: str)
     assert worker.sample().env_steps == 5
     with pytest.raises(FloatingPointError, match=text) as caught:
         worker.sample()
-    (note,) = caught.value.__notes__
+    *_, note = caught.value.__notes__
     assert note.startswith("in worker 3 of 4, environment ")
     assert note.endswith("(one of its 2), after 6 vector steps")
 
@@ -144,7 +144,7 @@ def test_an_environments_error_keeps_its_type_and_the_next_sample_begins_anew() 
     for steps in (1, 2):
         with pytest.raises(TwoArgumentsError, match="the arm is stuck") as caught:
             worker.sample()
-        where, which = caught.value.__notes__
+        where, *_, which = caught.value.__notes__
         assert where.startswith("in environment 0, at step 2 of its episode, action ")
         assert which.endswith(f"after {steps} vector steps")
     assert worker.get_state()["obs"] is None

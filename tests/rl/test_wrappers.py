@@ -107,7 +107,7 @@ def test_an_entry_point_steps_back_where_copies_are_wrapped() -> None:
     ("kwargs", "text"),
     [
         ({"frame_skip": 0}, "frame_skip must be at least 1, got 0"),
-        ({"frame_stack": True}, "frame_stack must be at least 1, got True"),
+        ({"frame_stack": True}, "frame_stack must be an integer of at least 1, got True"),
         ({"vector": "processes"}, "vector must be one of 'auto', 'sync', 'async', 'entry_point', got 'processes'"),
         ({"autoreset": "never"}, "autoreset must be one of 'next_step', 'same_step', 'disabled', got 'never'"),
     ],

@@ -62,7 +62,8 @@ class Frames:
 
     def _grow(self, count: int) -> None:
         before = len(self.array)
-        self._memory.check({f"more of {self._name}": (count - before) * (self.array.strides[0] + FRAME_EXTRA)})
+        size = (count - before) * (self.array.strides[0] + FRAME_EXTRA)
+        self._memory.promise({f"more of {self._name}": size}, more=True)
         self.array = self._memory.longer(self._name, self.array, count)
         self.last_row = np.concatenate([self.last_row, np.full(count - before, UNUSED, np.int64)])
         self._free = np.concatenate([self._free, np.empty(count - before, np.int32)])

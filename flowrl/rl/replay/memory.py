@@ -12,6 +12,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from flowrl.rl.replay.promises import Promise
+
 Array = npt.NDArray[Any]
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -28,35 +30,56 @@ class Memory:
 
     def __init__(self, folder: str | os.PathLike[str] | None = None, owner: str = "replay"):
         self._folder = None if folder is None else Path(folder)
-        self._owner = owner
+        self._owner, place = owner, "memory"
         if self._folder is not None:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._owner, self._lock = _claimed(self._folder, owner)
+                place = f"disk-{self._folder.stat().st_dev}"
             except OSError as error:
                 said = f"memory_map={str(folder)!r} must be a folder that can be written to: {error.strerror or error}"
                 raise OSError(error.errno, said) from error
 
-    def check(self, sizes: Mapping[str, int]) -> None:
-        """Nothing, if arrays of these bytes, by name, fit into what is free now.
+        self._promise = Promise(place)
+
+    def promise(self, sizes: Mapping[str, int], *, more: bool = False) -> None:
+        """Nothing, if arrays of these bytes, by name, fit into what is free now, less what other shards of this
+        machine have yet to fill; then those reckon with these.
+
+        more: beside what was promised before, not instead of it.
 
         Raises:
             MemoryError: they do not; says which array takes how much, and what to do.
         """
         need, where = sum(sizes.values()), "memory"
-        if self._folder is None:
-            free = free_memory()
-        else:
-            free, where = shutil.disk_usage(self._folder).free, f"disk space at {self._folder}"
-        if free is None or need <= free:
-            return
+        with self._promise.turn() as (others, unfilled):
+            if self._folder is None:
+                free = free_memory()
+            else:
+                free, where = shutil.disk_usage(self._folder).free, f"disk space at {self._folder}"
+            own = self._promise.unfilled if more else 0
+            if free is None or need + own + unfilled <= free:
+                if not more:
+                    self._promise.filled(0.0)
+                self._promise.make(need + (self._promise.size if more else 0))
+                return
         largest = sorted(sizes.items(), key=lambda entry: -entry[1])[:4]
         parts = ", ".join(f"{name} {in_words(size)}" for name, size in largest)
+        before = [f"has {in_words(own)} of what it took before yet to fill"] * bool(own)
+        they = f"{others} more shards on this machine have" if others > 1 else "1 more shard on this machine has"
+        before += [f"{they} yet to fill {in_words(unfilled)}"] * bool(unfilled)
+        said = "".join(f", {each}" for each in before)
+        if before:
+            said += f", together {in_words(need + own + unfilled)},"
         raise MemoryError(
-            f"a replay shard needs {in_words(need)} of {where} when it is full, and {in_words(free)} are free "
+            f"a replay shard needs {in_words(need)} of {where} when it is full{said} and {in_words(free)} are free "
             f"({parts}{' …' if len(sizes) > 4 else ''}): lower its capacity, spread it over more machines, or keep it "
             "in files (memory_map=)"
         )
+
+    def filled(self, share: float) -> None:
+        """Says that such a share of what was promised has been written."""
+        self._promise.filled(share)
 
     def empty(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """An array, not filled: its pages are taken as they are written."""

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flowrl.rl.replay.sumtree import SumTree
+from flowrl.rl.replay.tries import Tries, whole_below
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -33,12 +34,13 @@ class Pool:
         self.slots: Ints = np.full(capacity, GONE, np.int64)  # of the item at each place
         weighed = prioritized or ((times is not None or scattered) and not fifo)
         self.tree = SumTree(capacity) if weighed else None
-        self.left = None if times is None else np.zeros(capacity, np.int64)
+        self.left = None if times is None else np.full(capacity, 0)
         self._places = np.array(capacity)  # so np.remainder takes it more quickly
         self._next = 0  # fifo: no item before this number is there
         self._largest: float | None = 1.0  # None: to be found out
         self._bound = 1.0  # no mass is larger; `_written` masses have changed since it was that of an item
         self._written = 0
+        self._tries = Tries()
         self._share, self._looked = 0.0, -1  # the share of places worth a draw, as of so many masses written
 
     @staticmethod
@@ -128,15 +130,15 @@ class Pool:
     def _drawn(self, rng: np.random.Generator, n: int) -> tuple[Ints, Floats | None]:
         size = min(self.head, self.capacity)
         if self.tree is None:
-            return _whole(rng.random(n), size), None
-        share = self._share if 0 <= self._written - self._looked < size // 64 else self._look(size)
+            return whole_below(size, rng.random(n)), None
+        share = self._share if 0 <= self._written - self._looked < size // 32 else self._look(size)
         places, masses = self._tried(rng, n, size, share) if share >= RARE else self._found(rng, n)
         return places, masses if self.prioritized else None
 
     def _look(self, size: int) -> float:
-        """The share of places worth a draw, which says how many to try; it is looked at again once a 64th has changed.
+        """The share of places worth a draw, which says how many to try; it is looked at again once a 32nd has changed.
 
-        So little changes it by a 64th at the most, unless the bound rises.
+        So little changes it by a 32nd at the most, unless the bound rises.
         """
         assert self.tree is not None
         share = self.tree.total / (size * self._bound)
@@ -152,13 +154,13 @@ class Pool:
         share: of the places that will be kept.
         """
         assert self.tree is not None
-        tries = int((n + 3.0 * math.sqrt(n) + 4.0) / share)  # in nearly all cases enough
-        shares = rng.random(2 * tries)
-        places = _whole(shares[:tries], size)
+        count = int((n + 2.0 * math.sqrt(n) + 2.0) / share)  # in nearly all cases enough
+        places, levels = self._tries.next(rng, count, size, self._bound)
         masses = self.tree.masses_at(places)
-        kept = np.less(shares[tries:] * self._bound, masses).nonzero()[0]
+        kept = np.less(levels, masses).nonzero()[0]
         if len(kept) >= n:
             kept = kept[:n]
+            self._tries.give_back(count - 1 - kept.item(n - 1))
             return places.take(kept), masses.take(kept)
         more, their_masses = self._tried(rng, n - len(kept), size, share)
         return np.concatenate([places[kept], more]), np.concatenate([masses[kept], their_masses])
@@ -223,16 +225,26 @@ class Pool:
 
         largest: of the masses.
         """
-        places = np.remainder(slots, self._places)
-        here = np.equal(self.slots.take(places), slots)
-        late = len(slots) - int(np.count_nonzero(here))
-        if late:
-            places, masses = places[here], masses[here]
-            largest = float(masses.max()) if len(masses) else 0.0
+        late = 0
+        if self._in_order and len(slots) and self._all_here(slots):
+            # The tree holds on to them. In the first lap a place has its item's number.
+            places = np.remainder(slots, self._places) if self.head > self.capacity else slots.copy()
+        else:
+            places = np.remainder(slots, self._places)
+            here = np.equal(self.slots.take(places), slots) & (slots >= 0)
+            late = len(slots) - int(np.count_nonzero(here))
+            if late:
+                places, masses = places[here], masses[here]
+                largest = float(masses.max()) if len(masses) else 0.0
         if self.prioritized and self.tree is not None and len(places):
             self.tree.put(places, masses)
             self._noticed(largest, len(places))
         return late
+
+    def _all_here(self, slots: Ints) -> bool:
+        """Whether all are among the newest, which is enough where items only go to make room."""
+        first, last = slots.item(slots.argmin()), slots.item(slots.argmax())
+        return bool(first >= 0 and self.head - self.capacity <= first and last < self.head)
 
     def get_state(self) -> dict[str, Any]:
         """All that the next draw depends on, but for the random numbers."""
@@ -247,6 +259,7 @@ class Pool:
             "written": self._written,
             "share": self._share,
             "looked": self._looked,
+            "tries": self._tries.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -265,11 +278,9 @@ class Pool:
             self.tree.put_range(0, self.capacity, masses)
         self._bound, self._written = float(state["bound"]), int(state["written"])
         self._share, self._looked = float(state["share"]), int(state["looked"])
-
-
-def _whole(shares: Floats, size: int) -> Ints:
-    """Whole numbers below `size` of shares in [0, 1): a fifth of the time that Generator.integers takes for a few."""
-    return np.multiply(shares, size).astype(np.int64)
+        self._tries = Tries()
+        if "tries" in state:
+            self._tries.set_state(state["tries"])
 
 
 def _occurrence(places: Ints) -> Ints:

@@ -16,12 +16,15 @@ from flowrl.numbers import check_whole
 from flowrl.pacing import Pacing
 from flowrl.ref import Answer
 from flowrl.rl.replay.memory import Memory
+from flowrl.rl.replay.moved import rows_of_state
 from flowrl.rl.replay.pool import Floats, Ints, Pool
 from flowrl.rl.replay.rows import PRIORITIES, SLOTS, WEIGHTS, check_batch, columns_to_store
 from flowrl.rl.replay.sequences import STATE, Cutter, Items
 from flowrl.rl.replay.settings import check_settings
 from flowrl.rl.replay.table import Table
 from flowrl.rl.replay.weights import exponent_of, masses_of, weights_of, whole_slots
+
+SLOTS_OF_ONE = 2**44  # of one incarnation: more than it will ever store
 
 
 class ReplayShard:
@@ -43,10 +46,13 @@ class ReplayShard:
         memory_map: a folder in which the columns lie as files instead of in memory.
         min_size, samples_per_insert, error_buffer: the pacing of the whole group (`flowrl.pacing.Pacing`).
         index, count: which shard of how many; the engine gives them.
+        incarnation: how often it died before; the engine gives it. Slots of one incarnation are none of the next, so
+            priorities that come late for what a dead shard held reach nobody.
         seed: of its draws (a SeedSequence is taken as this shard's own stream, an integer is combined with `index`).
 
     Observations of 64 bytes or more are stored once: as `obs`, as the `next_obs` of earlier rows, and in the stacks
-    that follow. The first batch says columns, dtypes and row shapes; MemoryError if the full shard would not fit.
+    that follow. The first batch says columns, dtypes and row shapes; MemoryError if the full shard would not fit beside
+    what other shards on the machine have yet to fill.
 
     Raises:
         ValueError: a number is out of range, or two arguments do not go together; names them.
@@ -73,6 +79,7 @@ class ReplayShard:
         error_buffer: float | None = None,
         index: int = 0,
         count: int = 1,
+        incarnation: int = 0,
         seed: int | np.random.SeedSequence | None = None,
     ):
         check_settings(capacity, alpha, beta, sequence, period, episodes, fifo, prioritized, frame_stack)
@@ -87,6 +94,7 @@ class ReplayShard:
         self._alpha, self._beta = exponent_of("alpha", alpha), exponent_of("beta", beta)
         stream = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed, spawn_key=(index,))
         self._rng = np.random.default_rng(stream)
+        self._first_slot = incarnation * SLOTS_OF_ONE
         self._settings = {
             "capacity": self._capacity,
             "prioritized": bool(prioritized),
@@ -101,8 +109,10 @@ class ReplayShard:
         self._items = Items(Cutter(sequence, period or sequence or 1, self._capacity)) if joined else None
         # Sequences need not go in the order in which they came: of so many places one is free when its turn comes.
         places = self._capacity * (2 if joined else 1)
-        Memory().check({"the items' numbers": Pool.size(places)})
+        numbers = Memory()
+        numbers.promise({"the items' numbers": Pool.size(places)})
         self._pool = Pool(places, prioritized=prioritized, fifo=fifo, times=times, scattered=joined)
+        numbers.filled(1.0)
         memory = Memory(memory_map, f"replay-{index}")
         self._table = Table(self._capacity, memory, frame_stack=frame_stack, alone=count == 1)
 
@@ -143,7 +153,8 @@ class ReplayShard:
 
         Raises:
             ValueError: other columns than before, or priorities that are not finite or of another shape.
-            MemoryError: the first batch shows that the full shard would need more memory than is free.
+            MemoryError: the first batch shows that the full shard would need more memory than is free, or than other
+                shards on this machine leave of it when they are full.
         """
         return self._added(batch, priorities, stream)[0]
 
@@ -202,6 +213,8 @@ class ReplayShard:
         check_whole("batches", batches)
         count = n * batches
         places, slots, masses = self._pool.draw(self._rng, count)
+        if self._first_slot:
+            slots = slots + self._first_slot
         if masses is None:
             weights = np.ones(count, np.float32)
         else:
@@ -237,6 +250,8 @@ class ReplayShard:
             at, given = at.reshape(-1), given.reshape(-1)
         if len(at) != len(given):
             raise ValueError(f"slots and priorities must be as many, got {at.size} and {given.size}")
+        if self._first_slot:
+            at = at - self._first_slot  # below 0 of a predecessor's, which no item has
         return self._pool.reweigh(at, *masses_of(given, self._alpha))
 
     # what a graph asks
@@ -266,6 +281,7 @@ class ReplayShard:
         """All that the next sample depends on."""
         return {
             "settings": dict(self._settings),
+            "first_slot": self._first_slot,
             "rng": self._rng.bit_generator.state,
             "table": self._table.get_state(),
             "pool": self._pool.get_state(),
@@ -283,7 +299,20 @@ class ReplayShard:
             said = ", ".join(f"{name}={were[name]!r} (here {self._settings[name]!r})" for name in others)
             raise ValueError(f"the state is of a replay shard with {said}: they must be the same")
         self._rng.bit_generator.state = state["rng"]
+        self._first_slot = int(state.get("first_slot", 0))
         self._table.set_state(state["table"])
         self._pool.set_state(state["pool"])
         if self._items is not None:
             self._items.set_state(state["items"])
+
+    def absorb(self, state: Mapping[str, Any]) -> None:
+        """Takes in the rows of another shard, behind its own and in their order, each as probable as it was there.
+
+        Raises:
+            ValueError: its items are not rows, have limited draws, or other priorities than those here.
+        """
+        moved = rows_of_state(state, self._settings)
+        if moved is not None:
+            batch, masses = moved
+            count = self._table.write(batch, columns_to_store(batch))
+            self._pool.put(count, masses, 0.0 if masses is None else float(masses.max()))

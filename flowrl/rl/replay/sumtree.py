@@ -30,7 +30,8 @@ class SumTree:
         while counts[-1] > TOP:
             counts.append(-(-counts[-1] // FAN_OUT))
         # From the leaves up, each level of as many numbers as the next has sums of FAN_OUT.
-        self._levels = [np.zeros(FAN_OUT * count) for count in counts] + [np.zeros(counts[-1])]
+        # Filled, so that they take their memory now and other shards on this machine see it.
+        self._levels = [np.full(FAN_OUT * count, 0.0) for count in counts] + [np.full(counts[-1], 0.0)]
         self._blocks = [level.reshape(-1, FAN_OUT) for level in self._levels[:-1]]
         self._before = np.zeros(counts[-1] + 1)  # what stands left of each sum of the top level, and at last all
         self._upto = self._before[1:]  # the same, each sum included
@@ -39,6 +40,7 @@ class SumTree:
         self._total: float | None = 0.0  # None: to be added up
         self._changed: list[Ints] = []  # places whose sums are to be added up
         self._num_changed = 0
+        self._few = capacity // (2 * FAN_OUT)  # of more changed places all sums are added up: in a row that is quicker
 
     @property
     def leaves(self) -> Floats:
@@ -65,34 +67,37 @@ class SumTree:
     def put(self, places: Ints, masses: npt.ArrayLike) -> None:
         """Sets the masses at some places; of a place that comes twice, the last counts."""
         self._levels[0][places] = masses
-        self._changed.append(places)
-        self._num_changed += len(places)
         self._total = None
-        if self._num_changed > self.capacity:  # what is remembered stays bounded
-            self._add_up()
+        if self._num_changed <= self._few:
+            self._changed.append(places)
+            self._num_changed += len(places)
 
     def _add_up(self) -> None:
         """Adds up the sums over places that have changed."""
-        if not self._changed:
+        if not self._num_changed:
             return
-        at = self._changed[0] if len(self._changed) == 1 else np.concatenate(self._changed)
+        if self._num_changed > self._few:
+            self._add_up_range(0, self.capacity)
+        else:
+            at = self._changed[0] if len(self._changed) == 1 else np.concatenate(self._changed)
+            for block, above in zip(self._blocks, self._levels[1:], strict=True):
+                at = np.floor_divide(at, _FAN_OUT)
+                above[at] = np.vecdot(block.take(at, axis=0), _ONES)
         self._changed, self._num_changed, self._stale = [], 0, True
-        if len(at) * 4 > self.capacity:
-            at = np.arange(0, self.capacity, FAN_OUT)
-        for block, above in zip(self._blocks, self._levels[1:], strict=True):
-            at = np.floor_divide(at, _FAN_OUT)
-            above[at] = np.vecdot(block.take(at, axis=0), _ONES)
 
     def put_range(self, start: int, stop: int, masses: npt.ArrayLike) -> None:
         """Sets the masses at start..stop-1."""
         if stop <= start:
             return
         self._levels[0][start:stop] = masses
+        self._add_up_range(start, stop)
+        self._stale, self._total = True, None
+
+    def _add_up_range(self, start: int, stop: int) -> None:
         first, last = start, stop - 1
         for block, above in zip(self._blocks, self._levels[1:], strict=True):
             first, last = first // FAN_OUT, last // FAN_OUT
             np.vecdot(block[first : last + 1], _ONES, out=above[first : last + 1])
-        self._stale, self._total = True, None
 
     def find(self, shares: Floats) -> Ints:
         """The places (n,) at which the running sum passes `shares` · total, for shares (n,) in [0, 1).

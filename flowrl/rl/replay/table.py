@@ -27,7 +27,6 @@ class Table:
 
     frame_stack: how many frames an observation is a stack of, along its first axis; None: as the first batch shows.
     alone: whether batches that follow each other come here, and not to other shards in turn.
-    extra: bytes that others take beside the columns, for the check of free memory.
     """
 
     def __init__(
@@ -37,11 +36,10 @@ class Table:
         *,
         frame_stack: int | None = None,
         alone: bool = True,
-        extra: Mapping[str, int] | None = None,
     ):
         self.capacity, self.head = capacity, 0
         self._memory = Memory() if memory is None else memory
-        self._frame_stack, self._alone, self._extra = frame_stack, alone, dict(extra or {})
+        self._frame_stack, self._alone = frame_stack, alone
         self._kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
         self._plain: dict[str, Array] = {}
         self._linked: list[Linked] = []
@@ -64,7 +62,7 @@ class Table:
 
         Raises:
             ValueError: other columns than those of the first batch.
-            MemoryError: the first batch's columns need more memory than is free.
+            MemoryError: the first batch's columns need more memory than is free and other shards leave.
         """
         valid = batch.get("valid")
         all_valid = valid is None or bool(valid.all())
@@ -86,6 +84,8 @@ class Table:
                 _put(ring, start, flat_rows(columns[name], batch, keep))
             if self._linked:
                 self._write_linked(batch, columns, keep, first, kept)
+            if self.head < self.capacity:
+                self._memory.filled(min(1.0, (self.head + total) / self.capacity))
             self.head += total
         return total
 
@@ -113,7 +113,7 @@ class Table:
         plain = {name: kind for name, kind in kinds.items() if name not in names}
         sizes = {name: self.capacity * row_bytes(dtype, shape) for name, (dtype, shape) in plain.items()}
         sizes |= {kind.name: Linked.size(kind, self.capacity, frames) for kind, frames in linked}
-        self._memory.check({**sizes, **self._extra})
+        self._memory.promise(sizes)
         self._kinds = dict(kinds)
         self._plain = {n: self._memory.empty(n, (self.capacity, *shape), dtype) for n, (dtype, shape) in plain.items()}
         self._linked = [Linked(kind, self.capacity, frames, self._memory) for kind, frames in linked]
@@ -157,6 +157,7 @@ class Table:
         for each in self._linked:
             each.set_state(state["linked"][each.kind.name])
         self.head = int(state["head"])
+        self._memory.filled(self.size / self.capacity)
 
 
 def _put(ring: Array, start: int, rows: Array) -> None:

@@ -125,6 +125,28 @@ def test_what_is_tried_in_vain_is_tried_again() -> None:
     assert chi_square(counts, priorities) < 4
 
 
+def test_what_was_made_in_advance_meets_the_priorities_of_its_day() -> None:
+    """Draws of a few, whose priorities change with every one: each day's are as probable as they are then."""
+    shard = ReplayShard(50, prioritized=True, alpha=1.0, seed=0)
+    shard.add(numbered(0, 50), np.ones(50))
+    days = [np.linspace(0.1, 1.0, 50), np.linspace(1.0, 0.1, 50)]
+    counts = np.zeros((2, 50))
+    for turn in range(6000):
+        shard.update_priorities(np.arange(50), days[turn % 2])
+        counts[turn % 2] += np.bincount(shard.sample(7)["numbers"], minlength=50)
+    for day in (0, 1):
+        assert chi_square(counts[day], days[day]) < 4
+
+
+def test_numbers_that_no_item_has_are_late() -> None:
+    shard = ReplayShard(8, prioritized=True, alpha=1.0)
+    shard.add(numbered(0, 3), np.ones(3))
+    assert shard.update_priorities([-1, 0, 3, 5, -8], np.full(5, 7.0)) == 4
+    assert shard.update_priorities([], []) == 0
+    assert shard.mass == pytest.approx(9, abs=1e-4)
+    assert set(shard.sample(200)["numbers"]) == {0, 1, 2}
+
+
 def test_a_column_of_priorities_is_taken_and_phantom_rows_are_not() -> None:
     shard = ReplayShard(10, prioritized=True, alpha=1.0, seed=0)
     columns = {

@@ -40,3 +40,23 @@ def test_priorities_decide_and_late_ones_are_counted() -> None:
     shard.add(numbered(4, 2))  # over slots 0 and 1, at the largest priority
     assert shard.update_priorities([0, 1, 2, 4, 99], [9.0] * 5) == 3
     assert shard.mass == pytest.approx(9 + 5 + 9 + 5, abs=1e-4)
+
+
+@pytest.mark.parametrize("sequence", [None, 2])
+def test_slots_of_a_predecessor_reach_nobody(sequence: int | None) -> None:
+    def shard(incarnation: int) -> ReplayShard:
+        made = ReplayShard(8, prioritized=True, sequence=sequence, incarnation=incarnation, seed=0)
+        made.add(Batch({"x": np.arange(6.0)[:, None]}, time_major=True))
+        return made
+
+    first, second = shard(0), shard(1)
+    old, new = np.unique(first.sample(16)["slots"]), np.unique(second.sample(16)["slots"])
+    assert new.min() - 2**44 == old.min()
+    before = second.mass
+    assert second.update_priorities(old, np.full(len(old), 9.0)) == len(old)
+    assert second.mass == before
+    assert second.update_priorities(new, np.full(len(new), 9.0)) == 0
+    assert second.mass > before
+    again = ReplayShard(8, prioritized=True, sequence=sequence, seed=5)
+    again.set_state(second.get_state())
+    assert np.array_equal(again.sample(4)["slots"], second.sample(4)["slots"])
