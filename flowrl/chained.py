@@ -65,6 +65,10 @@ class Chained(Generic[T]):
 
         return to_svg(self._node)
 
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """How a notebook shows it: a Mermaid drawing, a picture, or `explain()`, whichever it can show."""
+        return {"text/vnd.mermaid": self.to_mermaid(), "image/svg+xml": self.to_svg(), "text/plain": self.explain()}
+
     def check(self) -> Report:
         """One item through the whole graph in this process: the shape at each edge, or the error that a run would meet.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from flowrl.errors import FlowError
@@ -60,7 +61,7 @@ class Handle(Generic[T]):
                 self._changed.notify_all()
 
     def wait(self, count: int, timeout_s: float | None = None) -> T | None:
-        """Waits until `count` items have come, or the run has ended; returns the newest.
+        """Waits until `count` items have come, or the run has ended; returns the newest. Interrupted, it pauses.
 
         Raises:
             TimeoutError: it took longer than timeout_s.
@@ -70,12 +71,12 @@ class Handle(Generic[T]):
         self._refuse_within("wait")
         limit_s = seconds(timeout_s)
         with self._changed:
-            if not self._changed.wait_for(lambda: self.count >= count or self.done, limit_s):
+            if not self._came(lambda: self.count >= count or self.done, limit_s):
                 raise TimeoutError(f"{self.count} of {count} items have come within {timeout_s} s")
         return self._told()
 
     def join(self, timeout_s: float | None = None) -> T | None:
-        """Waits for the run's end and returns its last item.
+        """Waits for the run's end and returns its last item. Interrupted, it pauses.
 
         Raises:
             TimeoutError: it took longer than timeout_s.
@@ -85,7 +86,7 @@ class Handle(Generic[T]):
         self._refuse_within("join")
         limit_s = seconds(timeout_s)
         with self._changed:
-            if not self._changed.wait_for(lambda: self.done, limit_s):
+            if not self._came(lambda: self.done, limit_s):
                 raise TimeoutError(f"the run has not ended within {timeout_s} s")
         return self._told()
 
@@ -104,6 +105,33 @@ class Handle(Generic[T]):
         self._thread.join(limit_s)
         return not self._thread.is_alive()
 
+    def _came(self, what: Callable[[], bool], limit_s: float | None) -> bool:
+        try:
+            return self._changed.wait_for(what, limit_s)
+        except KeyboardInterrupt:  # of the cell that waits
+            if self._wanted == "move":
+                self._wanted = "pause"
+                self._changed.notify_all()
+            raise
+
+    def _ipython_display_(self) -> None:
+        from flowrl.live import show
+
+        show(self, self._run)
+
+    def changed(self, count: int, timeout_s: float) -> bool:
+        """Waits until more items than `count` have come, the run rests, or timeout_s; whether there are more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.count > count or not self._moving, timeout_s)
+            return self.count > count
+
+    @property
+    def state(self) -> str:
+        """Running, paused, ended, or stopped by an exception of this name."""
+        if self.error is not None:
+            return f"stopped by {type(self.error).__name__}"
+        return "ended" if self.done else "running" if self._moving else "paused"
+
     def _refuse_within(self, what: str) -> None:
         if threading.current_thread() is self._thread:
             raise FlowError(
@@ -115,6 +143,9 @@ class Handle(Generic[T]):
         if self.error is not None:
             raise self.error
         return self.latest
+
+    def __repr__(self) -> str:
+        return f"Handle({self.state}, {self.count:,} items, of {self._run!r})"
 
     def _goes_on(self) -> bool:
         """Rests while paused; whether to move on."""

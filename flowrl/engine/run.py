@@ -332,6 +332,12 @@ class Run(Learned, Iterator[T], Generic[T]):
             self._engine.patience_s = INTERRUPTED_S
         self.close()
 
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """How a notebook shows it: a table of where it stands now; of one in the background, `latest` too."""
+        from flowrl.live import table
+
+        return {"text/html": table(self, self._background), "text/plain": repr(self)}
+
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self._engine.accounts.env_steps:,} env steps"
         return f"Run({state}, seed={self.seed}, {self._engine.backend!r})"

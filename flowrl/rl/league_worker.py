@@ -145,17 +145,24 @@ class LeagueWorker(MultiAgentWorker):
 
     # state
     def get_state(self) -> dict[str, Any]:
-        """A MultiAgentWorker's, and the results that the league has not been told. Members are no part of it."""
-        return {**super().get_state(), "tally": [[name, *found] for name, found in self._tally.items()]}
+        """A MultiAgentWorker's, the members that are here, and the results that the league has not been told."""
+        return {
+            **super().get_state(),
+            "tally": [[name, *found] for name, found in self._tally.items()],
+            "lineup": list(self._casting.lineup),  # type: ignore[attr-defined]
+            "members": {
+                name: {"weights": role.flat.copy(), "version": role.version}
+                for name, role in self._playing.items()
+                if name != self._player
+            },
+        }
 
     def set_state(self, state: Mapping[str, Any]) -> bool:
-        """Goes on from a state, with new episodes, in which all play the player's policy until the next lineup.
-
-        Whether there were no episodes under way that are lost by it.
-        """
-        whole = super().set_state({**state, "plays": None})
-        self._tally = {name: (int(games), float(score), float(gain)) for name, games, score, gain in state["tally"]}
-        self._casting.lineup = ()  # type: ignore[attr-defined]
+        """Goes on from a state, as a MultiAgentWorker does."""
         for name in set(self._playing) - {self._player}:
             self._idle.append(self._playing.pop(name))
-        return whole
+        for name, member in state["members"].items():  # first: episodes under way have them
+            self._member(name).set_weights(np.asarray(member["weights"]), int(member["version"]))
+        self._casting.lineup = tuple(state["lineup"])  # type: ignore[attr-defined]
+        self._tally = {name: (int(games), float(score), float(gain)) for name, games, score, gain in state["tally"]}
+        return super().set_state(state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -331,6 +331,10 @@ class MultiAgentWorker:
         same = len(state["begun"]) == self._num_envs
         self._rollout.begun = list(state["begun"]) if same else [most] * self._num_envs  # no episode comes twice
         return same and (not state["playing"] or thaw_plays(self._rollout, state["plays"]))
+
+    def each_env(self, act: Callable[[Any], Any]) -> list[Any]:
+        """What a function gives of each environment: to look into them, or for a curriculum."""
+        return [act(env.env) for env in self._rollout.envs]
 
     def close(self) -> None:
         """Closes the environments; again does nothing."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from flowrl.rl.epsilon import Epsilon, checked_epsilon, restored_epsilon
 from flowrl.rl.evaluation import EVALUATION_KEY, Evaluation, evaluate
 from flowrl.rl.faults import Faults
 from flowrl.rl.fragment import Fragment, Running
-from flowrl.rl.halves import HalvesView, check_double_buffer, view_of
+from flowrl.rl.halves import Halves, HalvesView, check_double_buffer, view_of
 from flowrl.rl.inference import Inference, make_inference
 from flowrl.rl.normalize import RewardScaling, RunningMoments
 from flowrl.rl.observations import Obs, map_arrays
@@ -275,6 +275,24 @@ class RolloutWorker(AsksForActions):
         self._state = {name: np.array(h_N) for name, h_N in state["state"].items()}
         self._running = Running(np.array(state["ended"]), np.array(state["returns"]), np.array(state["lengths"]))
         return True
+
+    def each_env(self, act: Callable[[Any], Any]) -> list[Any]:
+        """What a function gives of each environment, unwrapped: to look into them, or for a curriculum.
+
+        Raises:
+            TypeError: they are not in this process one by one, but in processes of their own or one vector.
+        """
+        sources = self._source.parts if isinstance(self._source, Halves) else (self._source,)
+        found: list[Any] = []
+        for source in sources:
+            envs = getattr(source.vector.unwrapped, "envs", None)
+            if envs is None:
+                raise TypeError(
+                    f"environment {source.name} is not one by one in the worker's process: that takes "
+                    'EnvOptions(vector="sync")'
+                )
+            found += [act(env.unwrapped) for env in envs]
+        return found
 
     def close(self) -> None:
         """Closes the environments; again does nothing."""
