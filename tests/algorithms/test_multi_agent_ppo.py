@@ -39,7 +39,8 @@ def test_it_learns_to_answer_signals(policies: Any, critic: Any) -> None:
 
 
 def test_agents_that_die_are_trained_on_while_they_lived(ray_session: None) -> None:
-    cfg = config(env=Falling, critic="central", ppo=PPOConfig(policy=PolicySpec(hidden=(4,)), batch_steps=96))
+    ppo = PPOConfig(policy=PolicySpec(hidden=(4,)), batch_steps=96)
+    cfg = config(env=Falling, critic="central", unroll=24, ppo=ppo)  # whole episodes of three steps
     numbers = []
     for backend in (Local(), Ray()):
         with flowrl.run(cfg.graph(), backend, seed=1) as run:
