@@ -92,8 +92,8 @@ def train(
         the policy so far, and a note of the KeyboardInterrupt says where; a second one leaves at once. SIGTERM does the
         same, and ends the program with 143.
     observe: called after each Summary.
-    progress: whether to show figures as they come, on stderr: one live table on a terminal, lines anywhere else. None
-        shows them on a terminal only.
+    progress: whether to show figures as they come: one live table on a terminal (stderr) or below a notebook's cell,
+        lines anywhere else. None shows them on a terminal and in a notebook only.
     checkpoint_every: save all that the run is, below `out`, after so many environment steps or a time ("10min"), at the
         end and at Ctrl-C. The last three and the best are kept; `Checkpoints(...)` says otherwise.
     resume: a checkpoint, or the `out` of a training, whose newest one counts: it goes on there, with its seed, and
