@@ -32,6 +32,7 @@ class TrainingGroup:
 
         Raises:
             PeerLost: they cannot reach each other.
+            FlowError: one of them does not answer.
         """
         if learners != self._met:
             self._meet(learners)
@@ -45,17 +46,35 @@ class TrainingGroup:
     def _meet(self, learners: Handles) -> None:
         from flowrl.rl.peers import CONNECT_S, Meeting
 
+        # Building a policy, which may come before it, takes a busy machine a while and is nobody's absence.
+        patience_s = max(self._timeout_s, CONNECT_S)
         asked = [learner.ask("whereabouts") for learner in learners]
-        places = tuple(pending.result() for pending in asked)
+        places = tuple(self._met_in_time(pending, patience_s).result() for pending in asked)
         names = tuple(learner.name for learner in learners)
         meeting = Meeting(uuid.uuid4().hex, names, places, None, self._timeout_s)
         if not meeting.in_one_process:
-            port = learners[0].ask("open_store", CONNECT_S).result()
+            port = self._met_in_time(learners[0].ask("open_store", CONNECT_S), patience_s + CONNECT_S).result()
             meeting = Meeting(meeting.key, names, places, port, self._timeout_s)
         joins = [learners[rank].ask("join", meeting, rank) for rank in reversed(range(len(learners)))]
-        for pending in joins:
-            pending.info()
+        for pending in joins:  # they wait for one another: to connect, and thrice to agree on whose state they take
+            self._met_in_time(pending, patience_s + CONNECT_S + 3 * self._timeout_s)
         self._met = learners
+
+    def _met_in_time(self, pending: Pending[Any], timeout_s: float) -> Pending[Any]:
+        """The same, answered.
+
+        Raises:
+            FlowError: it is not by then.
+        """
+        try:
+            pending.info(timeout_s)
+        except TimeoutError:
+            raise FlowError(
+                f"{pending.call.actor.name} has not answered {pending.call.label!r} within {timeout_s:g} s, so the "
+                f"learners cannot meet (peer_timeout_s={self._timeout_s:g}); where building its policy takes that "
+                "long, let them wait longer, else see what it or its machine hangs in"
+            ) from None
+        return pending
 
     def check(self, info: Info, answer: Pending[Any], others: Sequence[Pending[Any]]) -> bool:
         """Whether the call came to something: no learner was lost in it. The others' answers are taken in too.

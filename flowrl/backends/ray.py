@@ -1,11 +1,8 @@
-"""Actors as Ray actors: joins a running Ray, or starts a local one; the only module that imports ray."""
+"""Actors as Ray actors; with ray_*.py beside it, the only modules that import ray."""
 
 from __future__ import annotations
 
-import logging
-import math
 import os
-import socket
 import threading
 from collections.abc import Mapping, Sequence
 from time import monotonic, sleep
@@ -13,15 +10,14 @@ from typing import Any
 
 from flowrl import process
 from flowrl.backends.placement import Placement
-from flowrl.backends.protocol import Died, GroupPlan, Sent
-from flowrl.engine.failure import record_of
+from flowrl.backends.protocol import GroupPlan, Sent
+from flowrl.backends.ray_answers import fill, last_words, what_came_instead
+from flowrl.backends.ray_connection import connect
 from flowrl.engine.host import Host
-from flowrl.engine.record import FAILED, Record, sealed
-from flowrl.errors import ActorDied, FlowError, StartError
+from flowrl.engine.record import sealed
+from flowrl.errors import FlowError, StartError
 
 MANY = 256  # above so many pending calls ray.wait costs more than completion callbacks
-LAST_WORDS = "flowrl:last-words:"  # of an actor, by its id
-CONNECT_S = 3.0  # how long an address may take to accept a connection
 
 _held: dict[int, dict[str, float]] = {}  # resources of this process's live runs
 _owned_cpus: float | None = None  # of the Ray that this process started, if it did
@@ -32,7 +28,7 @@ class RayHost(Host):
 
     def __init__(self, group: str, index: int):
         super().__init__(group, index)
-        process.belongs_to_one_actor(_last_words)
+        process.belongs_to_one_actor(last_words)
 
     def call(self, message: bytes, *payloads: Any) -> tuple[Any, Any]:
         """The answer to one message."""
@@ -128,9 +124,9 @@ class Ray:
         if _owned_cpus is not None and not _held and _lacking(need):
             ray.shutdown()  # nobody uses the one we started, and it is too small
             _owned_cpus = None
-        if not ray.is_initialized():
-            _owned_cpus = _connect(self.address, need)
         warnings: list[str] = []
+        if not ray.is_initialized():
+            _owned_cpus, warnings = connect(self.address, need)
         if _owned_cpus is not None:
             wanted = need.get("CPU", 0.0) + sum(held.get("CPU", 0.0) for held in _held.values())
             cores = os.cpu_count() or 1
@@ -255,7 +251,7 @@ class Ray:
         ready, rest = ray.wait(refs, num_returns=1, timeout=timeout_s)
         if ready and rest:
             ready = ready + ray.wait(rest, num_returns=len(rest), timeout=0)[0]
-        _fill([by_ref[ref] for ref in ready], ready)
+        fill([by_ref[ref] for ref in ready], ready)
         return [by_ref[ref] for ref in ready]
 
     def _poll_hooked(self, sent: Sequence[Sent], timeout_s: float | None) -> list[Sent]:
@@ -273,7 +269,7 @@ class Ray:
 
     def _hook(self, one: Sent, token: Any) -> None:
         def arrived(result: Any) -> None:
-            record = _what_came_instead(result) if isinstance(result, BaseException) else result
+            record = what_came_instead(result) if isinstance(result, BaseException) else result
             with self._news:
                 self._hooked.pop(one, None)
                 if one.token is not None:  # else another thread has taken it in
@@ -318,106 +314,3 @@ def _lacking(need: Mapping[str, float]) -> dict[str, float]:
     total = ray.cluster_resources()
     free = {name: total.get(name, 0.0) - sum(held.get(name, 0.0) for held in _held.values()) for name in need}
     return {name: free[name] for name, amount in need.items() if amount > free[name] + 1e-9}
-
-
-def _connect(address: str | None, need: Mapping[str, float]) -> float | None:
-    """Joins a Ray (None), or starts a local one (its CPUs)."""
-    import ray
-
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    wanted = address or os.environ.get("RAY_ADDRESS")
-    if wanted is not None and wanted not in ("local", "auto"):
-        _see_that_it_answers(wanted)
-        try:
-            ray.init(address=wanted, logging_level=logging.ERROR)
-        except Exception as error:
-            raise StartError(f"no Ray answers at {wanted!r}: {error}") from error
-        return None
-    if wanted != "local":
-        try:
-            ray.init(address="auto", logging_level=logging.ERROR)
-        except ConnectionError as error:
-            if wanted == "auto":
-                raise StartError(f"no Ray runs on this machine: {error}") from error
-        else:
-            return None
-    cpus = max(os.cpu_count() or 1, math.ceil(need.get("CPU", 0.0)))
-    custom = {name: amount for name, amount in need.items() if name not in ("CPU", "GPU")}
-    try:
-        ray.init(
-            address="local",
-            num_cpus=cpus,
-            resources=custom or None,
-            include_dashboard=False,
-            logging_level=logging.ERROR,
-        )
-    except Exception as error:
-        raise StartError(f"a local Ray could not be started: {error}") from error
-    return float(cpus)
-
-
-def _see_that_it_answers(address: str) -> None:
-    """Ray itself would try for a minute and more."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    try:
-        number = int(port)
-        socket.create_connection((host.strip("[]"), number), timeout=CONNECT_S).close()
-    except (OSError, ValueError) as error:
-        raise StartError(
-            f"no Ray answers at {address!r}: {error}; give host:port of a running cluster (`ray start --head` prints "
-            "it), or leave the address out to start a local Ray"
-        ) from error
-
-
-def _fill(ready: Sequence[Sent], refs: Sequence[Any]) -> None:
-    import ray
-
-    try:
-        for one, record in zip(ready, ray.get(list(refs)), strict=True):
-            one.record = record
-    except Exception:
-        for one, ref in zip(ready, refs, strict=True):
-            try:
-                one.record = ray.get(ref)
-            except Exception as error:
-                one.record = _what_came_instead(error)
-
-
-def _what_came_instead(error: BaseException) -> Record | Died:
-    from ray.exceptions import RayActorError, RayTaskError, WorkerCrashedError
-
-    # A RayTaskError comes from a living actor, also where its cause is the death of one that an argument came from.
-    if isinstance(error, RayActorError | WorkerCrashedError) and not isinstance(error, RayTaskError):
-        said = _said_last(getattr(error, "actor_id", None))
-        return Died(str(error).strip().split("\n")[0] if said is None else said)
-    return Record(FAILED, error=record_of(_plainly(error)))
-
-
-def _last_words(reason: str) -> None:
-    """Leaves, in the cluster, why this actor's process is about to end itself."""
-    import ray
-    from ray.experimental import internal_kv
-
-    internal_kv._internal_kv_put(f"{LAST_WORDS}{ray.get_runtime_context().get_actor_id()}", reason)
-
-
-def _said_last(actor_id: str | None) -> str | None:
-    """What an actor whose process has ended left to be said."""
-    from ray.experimental import internal_kv
-
-    if actor_id is None:
-        return None
-    try:
-        said = internal_kv._internal_kv_get(f"{LAST_WORDS}{actor_id}")
-    except Exception:  # no cluster any more, or another Ray's way
-        return None
-    return None if said is None else said.decode()
-
-
-def _plainly(error: BaseException) -> BaseException:
-    from ray.exceptions import RayActorError, RayTaskError
-
-    if isinstance(error, RayTaskError) and isinstance(error, RayActorError):
-        return ActorDied("an argument of this call is the answer of an actor that died")
-    return error
