@@ -58,9 +58,9 @@ def test_an_address_that_says_nothing_is_an_error_in_time(silent: str) -> None:
     began = monotonic()
     with pytest.raises(StartError, match=f"no Ray answers at '{silent}': it did not say a word within 0.1 s; give hos"):
         see_that_it_answers(silent)
+    assert monotonic() - began < 5
     with pytest.raises(StartError, match="did not say a word"):
         connect(silent, {})
-    assert monotonic() - began < 5
 
 
 def test_one_that_answers_is_one(answering: str) -> None:
