@@ -20,6 +20,7 @@ class TrainingGroup:
     def __init__(self, timeout_s: float):
         self._timeout_s = timeout_s
         self._met: Handles = ()
+        self._last: tuple[Pending[Any], ...] = ()  # the calls of the round before
 
     def begin_anew(self) -> None:
         """Before the next call they meet again."""
@@ -34,13 +35,15 @@ class TrainingGroup:
             PeerLost: they cannot reach each other.
             FlowError: one of them does not answer.
         """
-        if learners != self._met:
+        # One of whom a call was lost with a part of the item has not met the others in it, who gave it up.
+        if learners != self._met or any(pending.lost for pending in self._last):
             self._meet(learners)
         others: list[Pending[Any]] = []
         # Where all live in this process the first one does the work of all, so it is asked last.
         for rank, (part, share) in reversed(list(enumerate(dealt(value.parts, learners)))):
             pending = learners[rank].ask("train_in_step", part, share=share, **options)
             others.append(pending)
+        self._last = tuple(others)
         return others.pop(), others
 
     def _meet(self, learners: Handles) -> None:

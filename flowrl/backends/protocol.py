@@ -41,6 +41,16 @@ class Sent:
         self.record: bytes | Record | Died | None = None
 
 
+class Copy:
+    """Holds a payload's copy on the driver's node. there: whether it has come; until then the payload may be lost."""
+
+    __slots__ = ("held", "there")
+
+    def __init__(self, there: bool = False):
+        self.there = there
+        self.held: Any = None
+
+
 class Backend(Protocol):
     """A place where actors live. Calls on one actor are first in, first out."""
 
@@ -82,7 +92,15 @@ class Backend(Protocol):
         ...
 
     def load(self, payload: Any) -> Any:
-        """The payload's value, brought to the driver."""
+        """The payload's value, brought to the driver.
+
+        Raises:
+            PayloadLost: the node that held it is gone.
+        """
+        ...
+
+    def copy(self, payload: Any) -> Copy:
+        """Begins to bring a copy of a payload to the driver's node; does not wait."""
         ...
 
     def store(self, value: Any) -> Any:

@@ -10,12 +10,12 @@ from typing import Any
 
 from flowrl import process
 from flowrl.backends.placement import Placement
-from flowrl.backends.protocol import GroupPlan, Sent
-from flowrl.backends.ray_answers import fill, last_words, what_came_instead
+from flowrl.backends.protocol import Copy, GroupPlan, Sent
+from flowrl.backends.ray_answers import fill, first_line, last_words, what_came_instead
 from flowrl.backends.ray_connection import connect
 from flowrl.engine.host import Host
 from flowrl.engine.record import sealed
-from flowrl.errors import FlowError, StartError
+from flowrl.errors import FlowError, PayloadLost, StartError
 
 MANY = 256  # above so many pending calls ray.wait costs more than completion callbacks
 
@@ -282,8 +282,23 @@ class Ray:
     def load(self, payload: Any) -> Any:
         """Brings a payload to the driver."""
         import ray
+        from ray.exceptions import ObjectLostError
 
-        return ray.get(payload)
+        try:
+            return ray.get(payload)
+        except ObjectLostError as error:
+            raise PayloadLost(f"a value was lost with the node that held it: {first_line(error)}") from error
+
+    def copy(self, payload: Any) -> Copy:
+        """Has Ray bring it to this node, where what is held is not evicted; Ray finds it here if its node is lost."""
+        copy = Copy()
+
+        def arrived(result: Any) -> None:
+            if not isinstance(result, BaseException):
+                copy.held, copy.there = result, True
+
+        payload._on_completed(arrived)
+        return copy
 
     def store(self, value: Any) -> Any:
         """A payload of the driver's own, in the object store."""

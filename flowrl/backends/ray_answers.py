@@ -7,7 +7,7 @@ from typing import Any
 
 from flowrl.backends.protocol import Died, Sent
 from flowrl.engine.failure import record_of
-from flowrl.engine.record import FAILED, Record
+from flowrl.engine.record import FAILED, UNDELIVERED, Record
 from flowrl.errors import ActorDied
 
 LAST_WORDS = "flowrl:last-words:"  # of an actor, by its id
@@ -28,13 +28,22 @@ def fill(ready: Sequence[Sent], refs: Sequence[Any]) -> None:
 
 
 def what_came_instead(error: BaseException) -> Record | Died:
-    from ray.exceptions import RayActorError, RayTaskError, WorkerCrashedError
+    from ray.exceptions import ObjectLostError, RayActorError, RayTaskError, WorkerCrashedError
 
+    lost = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(lost, ObjectLostError):
+        # A host answers its own failures, so what failed is an argument, or the record itself with the actor's node.
+        return Record(UNDELIVERED) if lost is not error else Died(first_line(error))
     # A RayTaskError comes from a living actor, also where its cause is the death of one that an argument came from.
     if isinstance(error, RayActorError | WorkerCrashedError) and not isinstance(error, RayTaskError):
         said = _said_last(getattr(error, "actor_id", None))
-        return Died(str(error).strip().split("\n")[0] if said is None else said)
+        return Died(first_line(error) if said is None else said)
     return Record(FAILED, error=record_of(_plainly(error)))
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception of Ray says, without the lines of advice behind it."""
+    return str(error).strip().split("\n")[0]
 
 
 def last_words(reason: str) -> None:
