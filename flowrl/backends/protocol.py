@@ -41,6 +41,14 @@ class Sent:
         self.record: bytes | Record | Died | None = None
 
 
+class NoRoom(Exception):  # noqa: N818  (the engine waits, or takes it for a death)
+    """An actor cannot be started again now; says what is missing. wait_s: how long that may be waited for."""
+
+    def __init__(self, reason: str, wait_s: float):
+        super().__init__(reason)
+        self.wait_s = wait_s
+
+
 class Copy:
     """Holds a payload's copy on the driver's node. there: whether it has come; until then the payload may be lost."""
 
@@ -108,7 +116,11 @@ class Backend(Protocol):
         ...
 
     def restart(self, actor: Any, plan: GroupPlan, index: int) -> Any:
-        """Begins to start a host in place of one whose process ended."""
+        """Begins to start a host in place of one whose process ended.
+
+        Raises:
+            NoRoom: not now; it may be tried again.
+        """
         ...
 
     def now(self) -> float:

@@ -9,14 +9,17 @@ from time import monotonic, sleep
 from typing import Any
 
 from flowrl import process
+from flowrl.backends.assignment import Assignment, NoNode, Seat
 from flowrl.backends.placement import Placement
-from flowrl.backends.protocol import Copy, GroupPlan, Sent
+from flowrl.backends.protocol import Copy, GroupPlan, NoRoom, Sent
 from flowrl.backends.ray_answers import fill, first_line, last_words, what_came_instead
 from flowrl.backends.ray_connection import connect
+from flowrl.backends.ray_resources import free_by_node, lacking, reachable, total_by_node
 from flowrl.engine.host import Host
 from flowrl.engine.record import sealed
 from flowrl.errors import FlowError, PayloadLost, StartError
 
+SETTLE_S = 10.0  # how long what a dead actor held may take to come free
 MANY = 256  # above so many pending calls ray.wait costs more than completion callbacks
 
 _held: dict[int, dict[str, float]] = {}  # resources of this process's live runs
@@ -38,22 +41,22 @@ class RayHost(Host):
         """The answer to a pull."""
         return sealed(*super().next())
 
-    def node_id(self) -> str:
-        """The node that this actor lives on; asked where another group is to be colocated."""
-        import ray
-
-        return str(ray.get_runtime_context().get_node_id())
-
 
 class _RayActor:
     """A Ray actor and its cached method options."""
 
-    __slots__ = ("call", "handle", "next")
+    __slots__ = ("call", "handle", "next", "start")
 
     def __init__(self, handle: Any):
         self.handle = handle
         self.call = handle.call.options(num_returns=2)
         self.next = handle.next.options(num_returns=2)
+        self.start: Sent | None = None  # the message that makes its object
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether nothing was heard of it yet."""
+        return self.start is None or (self.start.record is None and self.start.token is not None)
 
 
 class Ray:
@@ -86,7 +89,8 @@ class Ray:
         self._fresh()
 
     def _fresh(self) -> None:
-        self._plans: dict[str, GroupPlan] = {}
+        self._nodes = Assignment(self.place, ())
+        self._starting: dict[Seat, str] = {}  # actors that were started again on these nodes
         self._actors: dict[tuple[str, int], _RayActor] = {}
         self._node = ""  # the driver's, which tells one Ray from the next
         self._free_cpus = False  # our own Ray is oversubscribed: actors are placed without asking for CPUs
@@ -116,12 +120,12 @@ class Ray:
         import ray
 
         self.place.check(plans)
-        self._plans = {plan.name: plan for plan in plans}
+        self._nodes = Assignment(self.place, plans)
         need = self.place.needed(plans)
         global _owned_cpus
         if _owned_cpus is not None and not ray.is_initialized():
             _owned_cpus = None  # the user shut it down
-        if _owned_cpus is not None and not _held and _lacking(need):
+        if _owned_cpus is not None and not _held and lacking(need, _held.values()):
             ray.shutdown()  # nobody uses the one we started, and it is too small
             _owned_cpus = None
         warnings: list[str] = []
@@ -135,13 +139,25 @@ class Ray:
                 warnings.append(f"oversubscribed: the runs ask for {wanted:g} CPUs and this machine has {cores}")
             need = {name: amount for name, amount in need.items() if name != "CPU"}
         self._wait_until_fits(need)
+        if _owned_cpus is None:
+            self._assign(plans)
         self._node = ray.get_runtime_context().get_node_id()
         _held[id(self)] = self.place.needed(plans)
         return warnings
 
+    def _assign(self, plans: Sequence[GroupPlan]) -> None:
+        """Chooses the nodes by what is free; by what there is, where that view lags behind those who have just gone."""
+        try:
+            self._nodes.begin(free_by_node())
+        except NoNode:
+            try:
+                self._nodes.begin(total_by_node())
+            except NoNode as full:
+                raise StartError(f"{full}; use smaller actors, colocate fewer, or add a larger node") from None
+
     def _wait_until_fits(self, need: Mapping[str, float]) -> None:
         until = monotonic() + self.wait_for_resources_s
-        while missing := _lacking(need):
+        while missing := lacking(need, _held.values()):
             left = until - monotonic()
             if left <= 0:
                 told = ", ".join(f"{name}: {need[name]:g} needed, {free:g} free" for name, free in missing.items())
@@ -154,11 +170,13 @@ class Ray:
 
     def create(self, plan: GroupPlan, index: int) -> _RayActor:
         """Begins to start one Ray actor."""
-        import ray
+        actor = self._actors[(plan.name, index)] = self._started(plan, index, self._nodes.node_of((plan.name, index)))
+        return actor
 
-        made = self._actors.get((plan.name, index))
-        if made is not None:  # another group wanted to be colocated with it
-            return made
+    def _started(self, plan: GroupPlan, index: int, node: str | None) -> _RayActor:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
         cpus, gpus, resources = self.place.asked(plan)
         options: dict[str, Any] = {
             "num_cpus": 0 if self._free_cpus else cpus,
@@ -170,23 +188,10 @@ class Ray:
             options["resources"] = resources
         if self.runtime_env:
             options["runtime_env"] = self.runtime_env
-        strategy = self._strategy(plan, index)
-        if strategy is not None:
-            options["scheduling_strategy"] = strategy
-        actor = _RayActor(ray.remote(RayHost).options(**options).remote(plan.name, index))
-        self._actors[(plan.name, index)] = actor
-        return actor
-
-    def _strategy(self, plan: GroupPlan, index: int) -> Any:
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        target = self.place.colocated(plan.name)
-        if target is not None:
-            other = self._plans[target]
-            node = ray.get(self.create(other, index % other.count).handle.node_id.remote())
-            return NodeAffinitySchedulingStrategy(node, soft=False)
-        return "SPREAD" if self.place.spread(plan.name) else None  # Ray's default packs
+        if node is not None:
+            soft = not self._nodes.shares((plan.name, index))  # then another will do, if this one is full by now
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft, _spill_on_unavailable=soft)
+        return _RayActor(ray.remote(RayHost).options(**options).remote(plan.name, index))
 
     def restart(self, actor: _RayActor, plan: GroupPlan, index: int) -> _RayActor:
         """A new Ray actor. Flows hold the names of actors, so their handles stay valid.
@@ -197,8 +202,28 @@ class Ray:
         import ray
 
         ray.kill(actor.handle, no_restart=True)  # one that could not be reached may still be there
-        del self._actors[(plan.name, index)]
-        return self.create(plan, index)
+        self._starting.pop((plan.name, index), None)
+        node = None if self._free_cpus else self._node_again((plan.name, index))
+        self._actors[(plan.name, index)] = made = self._started(plan, index, node)
+        if node is not None:
+            self._starting[(plan.name, index)] = node
+        return made
+
+    def _node_again(self, seat: Seat) -> str:
+        """The node for an actor that has died.
+
+        Raises:
+            NoRoom: none has room now.
+        """
+        free = free_by_node()
+        there = reachable(free)
+        # The cluster may not know yet what those take that were started a moment ago, or may know it already.
+        self._starting = {one: at for one, at in self._starting.items() if self._actors[one].is_starting}
+        left = self._nodes.with_room_for(self._starting, {node: free[node] for node in free if node in there})
+        try:
+            return self._nodes.again(seat, left)
+        except NoNode as full:
+            raise NoRoom(str(full), SETTLE_S + self.wait_for_resources_s) from None
 
     def send(self, actor: _RayActor, message: bytes, payloads: Sequence[Any], *, start: bool = False) -> Sent:
         """Submits one actor task.
@@ -207,7 +232,10 @@ class Ray:
             FlowError: Ray was shut down meanwhile.
         """
         self._see_that_it_lives()
-        return Sent(*actor.call.remote(message, *payloads))
+        sent = Sent(*actor.call.remote(message, *payloads))
+        if start:
+            actor.start = sent
+        return sent
 
     def pull(self, actor: _RayActor) -> Sent:
         """Submits one actor task without arguments, which is some 60 µs cheaper.
@@ -320,12 +348,3 @@ class Ray:
         """Gives the resources back to this process's other runs; Ray itself stays."""
         _held.pop(id(self), None)
         self._actors.clear()
-
-
-def _lacking(need: Mapping[str, float]) -> dict[str, float]:
-    """What is free of those resources that do not suffice, less what this process's live runs hold."""
-    import ray
-
-    total = ray.cluster_resources()
-    free = {name: total.get(name, 0.0) - sum(held.get(name, 0.0) for held in _held.values()) for name in need}
-    return {name: free[name] for name, amount in need.items() if amount > free[name] + 1e-9}

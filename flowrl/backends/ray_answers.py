@@ -28,14 +28,22 @@ def fill(ready: Sequence[Sent], refs: Sequence[Any]) -> None:
 
 
 def what_came_instead(error: BaseException) -> Record | Died:
-    from ray.exceptions import ObjectLostError, RayActorError, RayTaskError, WorkerCrashedError
+    from ray.exceptions import (
+        ActorUnschedulableError,
+        ObjectLostError,
+        RayActorError,
+        RayTaskError,
+        WorkerCrashedError,
+    )
 
     lost = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(lost, ObjectLostError):
         # A host answers its own failures, so what failed is an argument, or the record itself with the actor's node.
         return Record(UNDELIVERED) if lost is not error else Died(first_line(error))
     # A RayTaskError comes from a living actor, also where its cause is the death of one that an argument came from.
-    if isinstance(error, RayActorError | WorkerCrashedError) and not isinstance(error, RayTaskError):
+    # One that its node took with it before it had begun could not be scheduled.
+    deaths = RayActorError | WorkerCrashedError | ActorUnschedulableError
+    if isinstance(error, deaths) and not isinstance(error, RayTaskError):
         said = _said_last(getattr(error, "actor_id", None))
         return Died(first_line(error) if said is None else said)
     return Record(FAILED, error=record_of(_plainly(error)))

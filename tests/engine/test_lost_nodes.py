@@ -11,6 +11,7 @@ import pytest
 import flowrl
 from flowrl import AskOperator, Context, Flow, Restart
 from flowrl.algorithms import ApexConfig, IMPALAConfig, PPOConfig
+from flowrl.backends.protocol import GroupPlan, NoRoom
 from flowrl.engine import transport
 from flowrl.errors import ActorDied, PayloadLost
 from flowrl.handles import ActorGroup, Pending
@@ -215,3 +216,44 @@ def test_it_goes_on_from_an_older_snapshot_where_the_newest_has_no_copy_yet() ->
         trained(run, 3)
         lost = run.stats().metrics["learner"]["default/updates_lost"]
         assert 2 <= lost <= 4  # back to before the copies ceased
+
+
+class Crowded(Nodes):
+    """Has no room for an actor that died, for so many tries."""
+
+    def __init__(self, refusals: int, wait_s: float):
+        super().__init__(own_node)
+        self.refusals, self.wait_s = refusals, wait_s
+
+    def restart(self, actor: Any, plan: GroupPlan, index: int) -> Any:
+        if self.refusals > 0:
+            self.refusals -= 1
+            raise NoRoom(f"no node has room for {plan.name}[{index}]", self.wait_s)
+        return super().restart(actor, plan, index)
+
+
+def test_an_actor_without_a_place_waits_for_one_and_the_others_go_on() -> None:
+    backend = Crowded(5, wait_s=30.0)
+    with flowrl.run(sources("async"), backend) as run:
+        run.step(4)
+        backend.lose("sources[1]")
+        began = backend.now()
+        while run.stats().metrics.get("sources", {}).get("restarts", 0) == 0:
+            run.step(1)
+        assert 5.0 <= backend.now() - began <= 10.0
+        stats = run.stats()
+        assert stats.groups["sources"].deaths == 1
+        assert "sources[1] waits for a place to start again: no node has room for sources[1]" in stats.warnings
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_one_that_gets_no_place_in_time_counts_as_dead_again(mode: str) -> None:
+    backend = Crowded(10**6, wait_s=3.0)
+    with flowrl.run(sources(mode), backend) as run:
+        run.step(4)
+        backend.lose("sources[1]")
+        began = backend.now()
+        told = r"sources\[1\] died after 3 restarts: no node has room for sources\[1\]; node gather_"
+        with pytest.raises(ActorDied, match=told):
+            run.step(10_000)
+        assert 9.0 <= backend.now() - began <= 20.0
