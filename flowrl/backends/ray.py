@@ -12,6 +12,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from flowrl import process
+from flowrl.backends.looks import Looks
 from flowrl.backends.placement import Placement
 from flowrl.backends.protocol import Died, GroupPlan, Sent
 from flowrl.engine.failure import record_of
@@ -96,6 +97,7 @@ class Ray:
         self._free_cpus = False  # our own Ray is oversubscribed: actors are placed without asking for CPUs
         self._hooked: dict[Sent, Any] = {}  # messages whose completion calls back, with their references
         self._news = threading.Condition()
+        self._looks = Looks()
 
     def for_one_run(self) -> Ray:
         """The same configuration, for a run of its own."""
@@ -251,11 +253,14 @@ class Ray:
             return self._poll_hooked(sent, timeout_s)
         by_ref = {one.token: one for one in sent}
         refs = list(by_ref)
-        # Waiting for one and then looking at the rest is cheaper than to look first and then to wait.
         ready, rest = ray.wait(refs, num_returns=1, timeout=timeout_s)
-        if ready and rest:
-            ready = ready + ray.wait(rest, num_returns=len(rest), timeout=0)[0]
-        _fill([by_ref[ref] for ref in ready], ready)
+        if ready and rest and self._looks.due():
+            # Waiting for one and then looking at the rest is cheaper than to look first and then to wait.
+            more = ray.wait(rest, num_returns=len(rest), timeout=0)[0]
+            self._looks.found(len(more))
+            ready = ready + more
+        if ready:
+            _fill([by_ref[ref] for ref in ready], ready)
         return [by_ref[ref] for ref in ready]
 
     def _poll_hooked(self, sent: Sequence[Sent], timeout_s: float | None) -> list[Sent]:
