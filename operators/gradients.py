@@ -34,8 +34,9 @@ class ComputeGradients(Operator[Batch, Gradients]):
     """The gradient of the mean loss over each item's valid rows, computed in the shard with the weights it acts with.
 
     Comes out as a Batch of one row with the columns `gradients` (1, P) float32 and `rows` (1,), which counts as many
-    environment steps as rows and has the version of the weights; without a row of this policy it is 0, of 0 rows. The
-    loss's metrics are the policy's. Not clipped: that is done once gradients are averaged.
+    environment steps as rows and has the version of the weights; without a row of this policy it is 0, of 0 rows. A
+    column `policy` says what it was made for, so that those of two policies are not taken for one another's. The loss's
+    metrics are the policy's. Not clipped: that is done once gradients are averaged.
 
     The shard's actor has `get_weights()` (flat weights and version), `spaces()` and `env_steps` (what schedules are
     functions of, see ApplyGradients), as a RolloutWorker has. There is no target network here that follows.
@@ -75,9 +76,9 @@ class ComputeGradients(Operator[Batch, Gradients]):
     def process(self, value: Batch | MultiAgentBatch, ctx: Context) -> Iterable[Gradients]:
         worker = ctx.actor
         policy, version = self._newest(worker)
-        batch = batch_of(value, self.policy_id)
+        batch, made_for = batch_of(value, self.policy_id), policy.described(self.policy_id)
         if batch is None:
-            yield Gradients.of(np.zeros(policy.flat_parameters.shape, np.float32), 0)
+            yield Gradients.of(np.zeros(policy.flat_parameters.shape, np.float32), 0, policy=made_for)
             return
         where = f"gradients of policy {self.policy_id!r}, version {version}"
         rows = rows_of(batch, policy, frozenset(self.loss.needs), where, sequences=wants_sequences(self.loss))
@@ -88,7 +89,7 @@ class ComputeGradients(Operator[Batch, Gradients]):
         for name, number in made.metrics.items():
             ctx.metrics.last(name, number, policy=self.policy_id)
         moments = None if policy.statistics is None else policy.statistics.moments_of(batch)
-        yield Gradients.of(made.flat.numpy(), made.rows, moments)
+        yield Gradients.of(made.flat.numpy(), made.rows, moments, made_for)
 
     def _newest(self, actor: Any) -> tuple[Policy, int]:
         if self._policy is None:
@@ -108,7 +109,8 @@ class ComputeGradients(Operator[Batch, Gradients]):
 class AverageGradients(Operator[Gradients, Gradients]):
     """`n` gradients as one item, by reference; the rest comes out at the end.
 
-    The learner takes their mean, weighted by rows: k equal microbatches give the update of one full batch.
+    The learner takes their mean, weighted by rows: k equal microbatches give the update of one full batch. Those of
+    different policies have no mean: the learner refuses them and names both.
 
     n: how many; the number of workers behind gather_sync, so that each gives one.
     """
