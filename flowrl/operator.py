@@ -72,8 +72,9 @@ class Context:
         """
         return self._need_run("actors").actors_of(group)
 
-    def published(self, learner: ActorHandle[Any]) -> tuple[int, Ref[Any]] | None:
-        """The newest weights that an actor published, as (version, reference); None before the first."""
+    def published(self, learner: ActorHandle[Any] | ActorGroup[Any]) -> tuple[int, Ref[Any]] | None:
+        """The newest weights that an actor, or any of a group, published, as (version, reference); None before the
+        first."""
         return self._need_run("published").published(learner)
 
     @property

@@ -142,7 +142,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
         learners = ctx.actors(self.learner)
         if len(learners) > 1:
             learners = ctx.living(self.learner) or learners
-        given = value if self.max_policy_lag is None else self._young(value, learners[0], ctx)
+        given = value if self.max_policy_lag is None else self._young(value, ctx)
         if given is None:
             return None
         options: dict[str, Any] = {"epochs": self.epochs, "minibatch": self.minibatch}
@@ -177,12 +177,12 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
 
         return Told(self._staleness, trained, state["parts"], ctx, state)
 
-    def _young(self, value: Ref[Batch], learner: ActorHandle[Any], ctx: Context) -> Ref[Batch] | None:
+    def _young(self, value: Ref[Batch], ctx: Context) -> Ref[Batch] | None:
         """What is left of a batch without what would be too old when its training begins."""
         assert self.max_policy_lag is not None
         while self._out and self._out[0].done:
             self._out.popleft()
-        newest = ctx.published(learner)
+        newest = ctx.published(self.learner)
         # The calls that are out come first, and each makes one version.
         least = (0 if newest is None else newest[0]) + len(self._out) - self.max_policy_lag
         given = value.only(lambda part: part.policy_version is None or part.policy_version >= least)
