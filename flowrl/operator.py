@@ -194,6 +194,14 @@ class AskOperator(Operator[In, Out]):
         return False
 
     @property
+    def answers_within_s(self) -> float | None:
+        """How long its calls may be waited for, each from when nothing before it is out; then the actor counts as dead.
+
+        None, the default: as long as it takes.
+        """
+        return None
+
+    @property
     def kept(self) -> Kept | None:
         """The group that it asks, where its actors are to outlive their deaths; None leaves a death to end the run."""
         return None

@@ -16,7 +16,16 @@ from flowrl.handles import ActorGroup, ActorHandle, Pending
 from flowrl.numbers import check_whole
 from flowrl.operator import AskOperator, Context, Kept, Operator
 from flowrl.operators.staleness import Staleness, Told
-from flowrl.operators.training import TrainInfo, check_keeping, check_one_learner, kept_of, losses_of, tell_spaces
+from flowrl.operators.training import (
+    LEARNER_TIMEOUT_S,
+    TrainInfo,
+    check_keeping,
+    check_one_learner,
+    check_timeout,
+    kept_of,
+    losses_of,
+    tell_spaces,
+)
 from flowrl.ref import Info, Ref
 from flowrl.rl.gradient_batch import GRADIENTS, ROWS, Gradients
 from flowrl.rl.gradients import mean_gradient
@@ -157,7 +166,7 @@ class ApplyGradients(AskOperator[Gradients, TrainInfo]):
     Metrics: policy_age_p50, policy_age_p95 and sample_reuse, as TrainOneStep has them.
 
     in_flight: gradients that are on their way to the learner at once.
-    on_failure, snapshot_every: as TrainOneStep's.
+    on_failure, snapshot_every, timeout_s: as TrainOneStep's.
     """
 
     needs: ClassVar[frozenset[str]] = COLUMNS
@@ -166,16 +175,22 @@ class ApplyGradients(AskOperator[Gradients, TrainInfo]):
     in_flight: int = 1
     on_failure: FailurePolicy | None = None
     snapshot_every: int | None = None
+    timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         check_whole("in_flight", self.in_flight)
         check_one_learner("ApplyGradients", self.learner)
         check_keeping("ApplyGradients", self.learner, self.on_failure, self.snapshot_every)
+        check_timeout("ApplyGradients", self.learner, self.timeout_s)
 
     @property
     def outlives_losses(self) -> bool:
         """A learner that is started again goes on without the gradient that it was lost with."""
         return isinstance(self.on_failure, Restart)
+
+    @property
+    def answers_within_s(self) -> float | None:
+        return self.timeout_s or LEARNER_TIMEOUT_S
 
     @property
     def kept(self) -> Kept | None:
