@@ -251,7 +251,7 @@ class Learner(Grouped):
         expected = self.policy.flat_parameters.shape
         counts: dict[str, Any] = {}
         if isinstance(gradients, Batch):
-            mean, rows = mean_of(gradients, *expected, self.policy.described(self.policy_id))
+            mean, rows = mean_of(gradients, expected[0], self.policy.described(self.policy_id))
             counts = {"rows": rows, "trained_steps": Sum(rows)}
             if rows == 0:
                 return self._answer(counts)

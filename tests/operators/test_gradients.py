@@ -284,13 +284,13 @@ def test_a_learner_refuses_what_are_no_gradients_of_its_policy() -> None:
 class Linears(torch.nn.Module):
     """Actor and critic of a layer each, registered in either order: 4·2 + 2 + 4·1 + 1 = 15 parameters."""
 
-    def __init__(self, order: tuple[str, str]):
+    def __init__(self, order: tuple[str, ...]):
         super().__init__()
         for name in order:
             self.add_module(name, torch.nn.Linear(4, 2 if name == "actor" else 1))
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.actor(obs), self.critic(obs).squeeze(-1)
+        return self.get_submodule("actor")(obs), self.get_submodule("critic")(obs).squeeze(-1)
 
 
 def built(policy_id: str, *order: str) -> Learner:
