@@ -72,8 +72,9 @@ class Context:
         """
         return self._need_run("actors").actors_of(group)
 
-    def published(self, learner: ActorHandle[Any]) -> tuple[int, Ref[Any]] | None:
-        """The newest weights that an actor published, as (version, reference); None before the first."""
+    def published(self, learner: ActorHandle[Any] | ActorGroup[Any]) -> tuple[int, Ref[Any]] | None:
+        """The newest weights that an actor, or any of a group, published, as (version, reference); None before the
+        first."""
         return self._need_run("published").published(learner)
 
     @property
@@ -191,6 +192,14 @@ class AskOperator(Operator[In, Out]):
     def outlives_losses(self) -> bool:
         """Whether an item whose call was lost is left out, where the failure policy of the dead actor goes on."""
         return False
+
+    @property
+    def answers_within_s(self) -> float | None:
+        """How long its calls may be waited for, each from when nothing before it is out; then the actor counts as dead.
+
+        None, the default: as long as it takes.
+        """
+        return None
 
     @property
     def kept(self) -> Kept | None:

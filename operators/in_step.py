@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from flowrl.errors import ActorDied, FlowError
 from flowrl.handles import ActorHandle, Pending
 from flowrl.ref import Info, Ref
 
+T = TypeVar("T")
 Handles = tuple[ActorHandle[Any], ...]
 
 
@@ -45,16 +46,18 @@ class TrainingGroup:
     def _meet(self, learners: Handles) -> None:
         from flowrl.rl.peers import CONNECT_S, Meeting
 
+        patience_s = CONNECT_S + 2 * self._timeout_s  # they may have to start, or to finish what they were asked before
         asked = [learner.ask("whereabouts") for learner in learners]
-        places = tuple(pending.result() for pending in asked)
+        places = tuple(_in_time(pending, patience_s, pending.result) for pending in asked)
         names = tuple(learner.name for learner in learners)
         meeting = Meeting(uuid.uuid4().hex, names, places, None, self._timeout_s)
         if not meeting.in_one_process:
-            port = learners[0].ask("open_store", CONNECT_S).result()
+            store = learners[0].ask("open_store", CONNECT_S)
+            port = _in_time(store, patience_s, store.result)
             meeting = Meeting(meeting.key, names, places, port, self._timeout_s)
         joins = [learners[rank].ask("join", meeting, rank) for rank in reversed(range(len(learners)))]
         for pending in joins:
-            pending.info()
+            _in_time(pending, patience_s, pending.info)
         self._met = learners
 
     def check(self, info: Info, answer: Pending[Any], others: Sequence[Pending[Any]]) -> bool:
@@ -68,7 +71,7 @@ class TrainingGroup:
         died = False
         for pending in others:
             try:
-                self._answer_of(pending) if lost else pending.info()
+                self._answer_of(pending)
             except ActorDied:  # what that means its failure policy says
                 died = True
         if not lost:
@@ -94,15 +97,30 @@ class TrainingGroup:
                 return
 
     def _answer_of(self, pending: Pending[Any]) -> Info:
-        """What a learner says that the others have lost."""
+        """What a learner says when the others have answered."""
         try:
             return pending.info(self._timeout_s)
         except TimeoutError:
             raise FlowError(
-                f"{pending.call.actor.name} does not answer: the other learners gave it up after "
-                f"peer_timeout_s={self._timeout_s:g}, and as long again has passed since; where its updates take that "
-                "long, let them wait longer, else see what its loss or its machine hangs in"
+                f"{pending.call.actor.name} does not answer: the other learners are done, or gave it up after "
+                f"peer_timeout_s={self._timeout_s:g}, and as long has passed since; where its updates take that long, "
+                "let them wait longer, else see what its loss or its machine hangs in"
             ) from None
+
+
+def _in_time(pending: Pending[Any], patience_s: float, take: Callable[[float], T]) -> T:
+    """What a learner answers before it trains.
+
+    Raises:
+        FlowError: it does not.
+    """
+    try:
+        return take(patience_s)
+    except TimeoutError:
+        raise FlowError(
+            f"{pending.call.actor.name} does not answer {pending.call.label!r}, which it is asked before the learners "
+            f"train in step, within {patience_s:g} s: see what its constructor, its loss or its machine hangs in"
+        ) from None
 
 
 def _tells_of_loss(info: Info) -> bool:

@@ -307,6 +307,16 @@ class Calls:
         """Takes in answers that are there."""
         self._take(answered)
 
+    def look_for(self, call: Call) -> None:
+        """Takes in the answer to a call if it is there, without waiting."""
+        if call.state is OUT:
+            self._take(self.backend.poll([call.sent], 0.0))
+
+    def give_up(self, call: Call, reason: str) -> None:
+        """An actor that does not answer counts as dead; settled at the next poll."""
+        self.deaths.append((call.actor, call.incarnation, reason))
+        self.alarm.on = True
+
     def merge_metrics(self, call: Call) -> None:
         """Merges the metrics that came with an answer."""
         if call.record.deltas:
