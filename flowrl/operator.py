@@ -85,6 +85,14 @@ class Context:
         """The actors of the run whose class has a method of this name, sources first."""
         return self._need_run("having").having(method)
 
+    def told_once(self, method: str) -> Pending[Any] | None:
+        """What an actor that has this method answers to it, asked once a run: for what all say alike, and never change.
+
+        The answer outlives its actor, so that another that is started again can be sent it. None where nobody has it.
+        """
+        told: Pending[Any] | None = self._need_run("told_once").told_once(method)
+        return told
+
     @property
     def deterministic(self) -> bool:
         """Whether timing cannot change the numbers of the run's graph (`explain()` says why)."""
@@ -200,6 +208,10 @@ class AskOperator(Operator[In, Out]):
     def ask(self, value: Ref[Any], ctx: Context) -> Pending[Any] | None:
         """The call for one item; None drops it, which the operator counts (`ctx.metrics`)."""
         raise NotImplementedError(f"{type(self).__name__} must define ask(self, value, ctx)")
+
+    def steps_asked(self, pending: Pending[Any], steps: int) -> int:
+        """The environment steps that a call was asked with; fewer than the item's `steps` where `ask` left some out."""
+        return steps
 
     def pending_state(self, make: Callable[[Info], Any]) -> Any:
         """What `remade` needs to make the value of a call's answer anew, where `made_from_info` was given `make`.

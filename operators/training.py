@@ -165,6 +165,9 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
         made = pending.made_from_info(self.remade(state, pending, ctx))
         return made.watched(others, partial(self._group.look, pending, others)) if others else made
 
+    def steps_asked(self, pending: Pending[Any], steps: int) -> int:
+        return int(pending.make.state["steps"]) if isinstance(pending.make, Told) else steps
+
     def pending_state(self, make: Any) -> Any:
         return make.state
 
@@ -237,9 +240,9 @@ def check_one_learner(node: str, learner: ActorGroup[Any]) -> None:
 
 def tell_spaces(learner: ActorHandle[Any], ctx: Context) -> None:
     """A learner that has just started is told the spaces of the graph's environments, to build its policy for them."""
-    environments = ctx.having("spaces")
-    if environments:
-        learner.ask("build", environments[0].ask("spaces"))
+    spaces = ctx.told_once("spaces")  # the environments' processes may be dead when the learner is up again
+    if spaces is not None:
+        learner.ask("build", spaces)
 
 
 def losses_of(learner: ActorGroup[Any]) -> list[Any]:

@@ -22,7 +22,7 @@ from flowrl.engine.transport import unpack
 from flowrl.engine.view import HandleLink
 from flowrl.errors import ActorDied, FlowError, text_of
 from flowrl.given import seconds
-from flowrl.handles import ActorHandle
+from flowrl.handles import ActorHandle, Pending
 from flowrl.metrics import Delta
 from flowrl.operator import ItemId
 from flowrl.ref import Info, Leaf, Ref, resolve
@@ -48,6 +48,7 @@ class Engine:
         self.places: dict[str, NodePlace] = {}
         self.states: dict[str, list[ActorState]] = {}
         self.described: Any = None  # (root, names, groups) of the graph
+        self.told: dict[str, Pending[Any]] = {}  # by method: what actors say once for the whole run
         self.holding = False  # while it is saved: no step begins in which a server is asked
         self.retired: dict[str, list[int]] = {}  # incarnations by group and index, as the checkpoint knows them
         self.warned: set[str] = set()  # groups of which was said that they keep no state

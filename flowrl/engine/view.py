@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from flowrl.engine.calls import ANSWERED, OUT
 from flowrl.handles import ActorGroup, ActorHandle, Pending
 from flowrl.ref import Ref
 
@@ -63,6 +64,17 @@ class NodeView:
             for state in states
             if callable(getattr(state.actor_class, method, None))
         )
+
+    def told_once(self, method: str) -> Pending[Any] | None:
+        """What an actor that has a method answers to it, asked once."""
+        told = self.engine.told.get(method)
+        if told is None or told.call.state not in (OUT, ANSWERED):
+            able = self.having(method)
+            if not able:
+                return None
+            living = [handle for handle in able if self.engine.state_of(handle).up]
+            told = self.engine.told[method] = (living or able)[0].ask(method)
+        return told
 
     def deterministic(self) -> bool:
         """Whether the graph is."""
