@@ -178,6 +178,9 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
         made = pending.made_from_info(self.remade(state, pending, ctx))
         return made.watched(others, partial(self._group.look, pending, others)) if others else made
 
+    def steps_asked(self, pending: Pending[Any], steps: int) -> int:
+        return int(pending.make.state["steps"]) if isinstance(pending.make, Told) else steps
+
     def pending_state(self, make: Any) -> Any:
         return make.state
 

@@ -124,7 +124,7 @@ class AskCursor(Cursor):
             self._dropped()
             return
         ((_, origins, version),) = stage.leave((pending,))
-        self._window.append((pending, origins, version, item.steps))
+        self._window.append((pending, origins, version, self.op.steps_asked(pending, item.steps)))
         self.run.moved += 1
 
     def _dropped(self) -> None:
@@ -142,7 +142,6 @@ class AskCursor(Cursor):
         call: Call = pending.call
         if call.state is not ANSWERED:
             self.run.raise_failed(call, self.name)
-        self.stats.items -= 1  # the host counted its answer; out() counts it again
         info = call.infos[0]
         made = MISSING if pending.make is None else pending.make(info)  # which may record metrics
         self._note_metrics()
