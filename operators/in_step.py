@@ -5,12 +5,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from flowrl.errors import ActorDied, FlowError
 from flowrl.handles import ActorHandle, Pending
 from flowrl.ref import Info, Ref
 
+T = TypeVar("T")
 Handles = tuple[ActorHandle[Any], ...]
 
 
@@ -90,7 +91,7 @@ class TrainingGroup:
         died = False
         for pending in others:
             try:
-                self._answer_of(pending) if lost else pending.info()
+                self._answer_of(pending)
             except ActorDied:  # what that means its failure policy says
                 died = True
         if not lost:
@@ -116,14 +117,14 @@ class TrainingGroup:
                 return
 
     def _answer_of(self, pending: Pending[Any]) -> Info:
-        """What a learner says that the others have lost."""
+        """What a learner says when the others have answered."""
         try:
             return pending.info(self._timeout_s)
         except TimeoutError:
             raise FlowError(
-                f"{pending.call.actor.name} does not answer: the other learners gave it up after "
-                f"peer_timeout_s={self._timeout_s:g}, and as long again has passed since; where its updates take that "
-                "long, let them wait longer, else see what its loss or its machine hangs in"
+                f"{pending.call.actor.name} does not answer: the other learners are done, or gave it up after "
+                f"peer_timeout_s={self._timeout_s:g}, and as long has passed since; where its updates take that long, "
+                "let them wait longer, else see what its loss or its machine hangs in"
             ) from None
 
 

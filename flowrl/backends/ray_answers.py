@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from time import sleep
 from typing import Any
 
+from flowrl.backends.looks import Looks
 from flowrl.backends.protocol import Died, Sent
 from flowrl.engine.failure import record_of
 from flowrl.engine.record import FAILED, UNDELIVERED, Record
@@ -22,6 +23,7 @@ class Answers:
     def __init__(self) -> None:
         self._hooked: dict[Sent, Any] = {}  # messages whose completion calls back, with their references
         self._news = threading.Condition()
+        self._looks = Looks()
 
     def wait(self, sent: Sequence[Sent], timeout_s: float | None) -> list[Sent]:
         """Those of the messages that are answered, their records filled; waits for one. Several threads may wait."""
@@ -38,11 +40,14 @@ class Answers:
             return self._wait_hooked(sent, timeout_s)
         by_ref = {one.token: one for one in sent}
         refs = list(by_ref)
-        # Waiting for one and then looking at the rest is cheaper than to look first and then to wait.
         ready, rest = ray.wait(refs, num_returns=1, timeout=timeout_s)
-        if ready and rest:
-            ready = ready + ray.wait(rest, num_returns=len(rest), timeout=0)[0]
-        _fill([by_ref[ref] for ref in ready], ready)
+        if ready and rest and self._looks.due():
+            # Waiting for one and then looking at the rest is cheaper than to look first and then to wait.
+            more = ray.wait(rest, num_returns=len(rest), timeout=0)[0]
+            self._looks.found(len(more))
+            ready = ready + more
+        if ready:
+            _fill([by_ref[ref] for ref in ready], ready)
         return [by_ref[ref] for ref in ready]
 
     def _wait_hooked(self, sent: Sequence[Sent], timeout_s: float | None) -> list[Sent]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from flowrl.engine.calls import ANSWERED, LOST, Call
 from flowrl.engine.cursors import BLOCKED, END, MISSING, PENDING, Cursor, Item, Signal, item_of_result
+from flowrl.engine.deadline import Deadline
 from flowrl.engine.failure import InNode
 from flowrl.engine.kept import Keeper
 from flowrl.engine.stage import Stage
@@ -29,6 +30,8 @@ class AskCursor(Cursor):
         self._rest: deque[Item] = deque()
         self._size = stage.op.calls_in_flight
         self.keeper: Keeper | None = None  # of the actors that are asked, where they outlive their deaths
+        within_s = stage.op.answers_within_s
+        self._deadline = None if within_s is None else Deadline(run, name, within_s)
 
     def upstreams(self) -> list[Cursor]:
         return [self.upstream]
@@ -43,10 +46,14 @@ class AskCursor(Cursor):
             while not call.done:  # a wait also ends when an actor has restarted
                 if pending.look is not None:
                     pending.look()
+                if self._deadline is not None:
+                    self._deadline.watch(call)
                 if not self.run.deterministic:
                     return PENDING
                 self.run.wait_in_place([call, *(other.call for other in pending.beside if not other.done)])
             self._window.popleft()
+            if self._deadline is not None:
+                self._deadline.leave()
             if call.state is LOST and self.outlives(call):
                 self._lost(steps)
                 return self.pull()
@@ -117,7 +124,7 @@ class AskCursor(Cursor):
             self._dropped()
             return
         ((_, origins, version),) = stage.leave((pending,))
-        self._window.append((pending, origins, version, item.steps))
+        self._window.append((pending, origins, version, self.op.steps_asked(pending, item.steps)))
         self.run.moved += 1
 
     def _dropped(self) -> None:
@@ -135,7 +142,6 @@ class AskCursor(Cursor):
         call: Call = pending.call
         if call.state is not ANSWERED:
             self.run.raise_failed(call, self.name)
-        self.stats.items -= 1  # the host counted its answer; out() counts it again
         info = call.infos[0]
         made = MISSING if pending.make is None else pending.make(info)  # which may record metrics
         self._note_metrics()
@@ -143,6 +149,8 @@ class AskCursor(Cursor):
 
     def close(self) -> None:
         super().close()
+        if self._deadline is not None:
+            self._deadline.leave()
         self._window.clear()
         self._rest.clear()
         self.upstream.close()

@@ -25,6 +25,8 @@ Arrived = Callable[["Call"], None]
 NO_RECORD = Record()
 _new = object.__new__
 ANSWERED, LOST, ERROR, OUT = "answered", "lost", "error", "out"
+WAITS_A_SWEEP = 8  # of so many waits one also sees to tells: sends what is held, takes in what was received
+SOON_S = 0.05  # how long a wait does not, and holds back those that were told
 NO_WORK = frozenset({"start", "save", "restore"})  # kinds of messages that are none of a group's work
 
 
@@ -136,6 +138,7 @@ class Calls:
         self.deaths: list[tuple[ActorState, int, str]] = []  # with the incarnation; settled at the next poll
         self.lost = 0
         self._mailed: dict[ActorState, None] = {}
+        self._waits = 0
         self._parcels: dict[Sent, Parcel] = {}  # of messages that are out, where a part of them may be sent again
         self.lock = threading.RLock()
 
@@ -296,22 +299,42 @@ class Calls:
 
         mode: what an interrupt may do meanwhile. driving: whether it is the driver that waits, which is accounted.
         """
-        self.flush()
-        # Once each: several shards may wait for one answer of their server.
-        targets = (
-            list(self.pending) if calls is None else list(dict.fromkeys([c.sent for c in calls if c.state is OUT]))
-        )
-        if not targets:
-            return 0
         started = perf_counter()
-        before = self.interrupts.begin(mode)
-        try:
-            ready = self.backend.poll(targets, timeout_s)
-        finally:
-            self.interrupts.end(before)
+        ready: list[Sent] = []
+        if calls is None and self._may_hold(timeout_s):
+            asked = [sent for sent, call in list(self.pending.items()) if call.kind != "tell"]
+            if asked:
+                ready = self._polled(asked, SOON_S, mode)
+                timeout_s = timeout_s and timeout_s - SOON_S
+        if not ready:
+            self.flush()
+            # Once each: several shards may wait for one answer of their server.
+            targets = (
+                dict.fromkeys([call.sent for call in calls if call.state is OUT]) if calls is not None else self.pending
+            )
+            if not targets:
+                return 0
+            ready = self._polled(list(targets), timeout_s, mode)
         if driving:
             self.accounts.waited(perf_counter() - started)
         return self._take(ready)
+
+    def _may_hold(self, timeout_s: float | None) -> bool:
+        """Whether this wait may leave tells out.
+
+        Between processes a message costs much beside what it brings. So held tells ride along with the next ask of
+        their actor, if it comes soon, and that one was received, which moves nothing, ends no wait.
+        """
+        self._waits += 1
+        soon = timeout_s is not None and timeout_s <= SOON_S
+        return not (soon or self.backend.in_process or self._waits % WAITS_A_SWEEP == 0)
+
+    def _polled(self, sent: Sequence[Sent], timeout_s: float | None, mode: Mode) -> list[Sent]:
+        before = self.interrupts.begin(mode)
+        try:
+            return self.backend.poll(sent, timeout_s)
+        finally:
+            self.interrupts.end(before)
 
     def sweep(self) -> None:
         """Takes in the answers to tells and snapshots that are there already, without waiting."""
@@ -322,6 +345,16 @@ class Calls:
     def take(self, answered: Sequence[Sent]) -> None:
         """Takes in answers that are there."""
         self._take(answered)
+
+    def look_for(self, call: Call) -> None:
+        """Takes in the answer to a call if it is there, without waiting."""
+        if call.state is OUT:
+            self._take(self.backend.poll([call.sent], 0.0))
+
+    def give_up(self, call: Call, reason: str) -> None:
+        """An actor that does not answer counts as dead; settled at the next poll."""
+        self.deaths.append((call.actor, call.incarnation, reason))
+        self.alarm.on = True
 
     def merge_metrics(self, call: Call) -> None:
         """Merges the metrics that came with an answer."""

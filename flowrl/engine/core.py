@@ -109,7 +109,7 @@ class Engine:
                 if self.calls.pending or self.lives.timers:
                     self.wait(None)
                 elif self.moved == before:
-                    raise stalled(self.cursors)
+                    raise stalled(self.cursors, before)
         except InNode as located:
             failed = located
         self.raise_located(failed)  # outside the except block, so that the user's exception has no context of ours
@@ -132,6 +132,8 @@ class Engine:
         if self.calls.deaths or self.calls.failed:
             return
         timeout_s = self.lives.fire_timers()
+        if self.calls.deaths:  # somebody was given up
+            return
         if calls is None:
             idle = not self.calls.pending
             targets = None

@@ -101,6 +101,7 @@ class Cursor:
         self.stats: NodeStats = run.accounts.node(name)
         self.closed = False
         self._blocked_since: float | None = None
+        self.blocked_at = -1  # what had moved in the run when it was last found blocked
 
     def pull(self) -> Item | Signal:
         """The next item, or why there is none now. State changes only when something was really taken."""
@@ -146,6 +147,7 @@ class Cursor:
 
     def blocked(self) -> Signal:
         """Notes since when it is blocked."""
+        self.blocked_at = self.run.moved
         if self._blocked_since is None:
             self._blocked_since = perf_counter()
         return BLOCKED

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from flowrl.backends.protocol import GroupPlan, NoRoom
+from flowrl.engine.blame import note_of
 from flowrl.engine.calls import ANSWERED, LOST, ActorState, Call
 from flowrl.engine.failure import InNode
-from flowrl.errors import ActorDied
+from flowrl.errors import ActorDied, add_note
+from flowrl.held import held_groups
 from flowrl.operator import ItemId
 
 if TYPE_CHECKING:
@@ -172,10 +174,17 @@ class Lives:
         engine.calls.deaths.append((state, state.incarnation, str(full)))
         engine.alarm.on = True
 
-    def wake(self, at: float, act: Callable[[], None]) -> None:
+    def wake(self, at: float, act: Callable[[], None]) -> tuple[float, Callable[[], None]]:
         """Has something done at a time of the backend's clock, which a wait of the driver then ends for."""
-        self.timers.append((at, act))
+        timer = (at, act)
+        self.timers.append(timer)
         self.timers.sort(key=lambda timer: timer[0])
+        return timer
+
+    def forget(self, timer: tuple[float, Callable[[], None]]) -> None:
+        """What `wake` gave is not to be done."""
+        if timer in self.timers:
+            self.timers.remove(timer)
 
     def fire_timers(self) -> float | None:
         """Does what is due; seconds until the next timer."""
@@ -214,8 +223,22 @@ class Lives:
             for cursor in watched:
                 if not cursor.closed:
                     cursor.died(state, reason)
+            if not watched:
+                out = ", ".join(sorted({call.label for call in lost})) or "nothing"
+                raise ActorDied(f"{state.name} died: {reason}; out were: {out}")
+        except ActorDied as error:
+            for node in self._nodes_of(state, lost):
+                add_note(error, note_of(engine.places, node, None, state.name, None))
+            raise
         finally:
             state.alive = state.restarting
-        if not watched:
-            out = ", ".join(sorted({call.label for call in lost})) or "nothing"
-            raise ActorDied(f"{state.name} died: {reason}; out were: {out}")
+
+    def _nodes_of(self, state: ActorState, lost: Sequence[Call]) -> list[str]:
+        """The nodes that had asked it for something; else those that may, as they hold its group."""
+        places = self._engine.places
+        asked = dict.fromkeys(call.node for call in lost if call.node in places)
+        return list(asked) or [
+            stage.name
+            for stage in self._engine.stages
+            if any(stage.ctx._run.prefix + group.name == state.group for group in held_groups(stage.op))
+        ]

@@ -172,7 +172,6 @@ class ReplayCursor(Cursor):
             self.run.raise_failed(call, self.name)
         info = call.infos[0]
         self.limiter.answered(stock, self._rows, info.metrics)
-        self.stats.items -= 1  # the host counted its answer; out() counts it again
         ref: Ref[Any] = Ref(Leaf(call, 0), info, self.run.fetch)
         return item_by_ref(ref, (self._handles[stock],), info.policy_version)
 

@@ -87,6 +87,7 @@ def test_wishes_for_groups_that_there_are_not() -> None:
 # ---------------------------------------------------------------- on the Ray that all tests share
 
 
+@pytest.mark.ray
 def test_a_wrong_address_is_said_quickly() -> None:
     code = """
 import time, flowrl
