@@ -72,8 +72,9 @@ class Context:
         """
         return self._need_run("actors").actors_of(group)
 
-    def published(self, learner: ActorHandle[Any]) -> tuple[int, Ref[Any]] | None:
-        """The newest weights that an actor published, as (version, reference); None before the first."""
+    def published(self, learner: ActorHandle[Any] | ActorGroup[Any]) -> tuple[int, Ref[Any]] | None:
+        """The newest weights that an actor, or any of a group, published, as (version, reference); None before the
+        first."""
         return self._need_run("published").published(learner)
 
     @property
@@ -84,14 +85,6 @@ class Context:
     def having(self, method: str) -> tuple[ActorHandle[Any], ...]:
         """The actors of the run whose class has a method of this name, sources first."""
         return self._need_run("having").having(method)
-
-    def told_once(self, method: str) -> Pending[Any] | None:
-        """What an actor that has this method answers to it, asked once a run: for what all say alike, and never change.
-
-        The answer outlives its actor, so that another that is started again can be sent it. None where nobody has it.
-        """
-        told: Pending[Any] | None = self._need_run("told_once").told_once(method)
-        return told
 
     @property
     def deterministic(self) -> bool:
@@ -199,6 +192,14 @@ class AskOperator(Operator[In, Out]):
     def outlives_losses(self) -> bool:
         """Whether an item whose call was lost is left out, where the failure policy of the dead actor goes on."""
         return False
+
+    @property
+    def answers_within_s(self) -> float | None:
+        """How long its calls may be waited for, each from when nothing before it is out; then the actor counts as dead.
+
+        None, the default: as long as it takes.
+        """
+        return None
 
     @property
     def kept(self) -> Kept | None:
