@@ -210,6 +210,10 @@ class AskOperator(Operator[In, Out]):
         """The call for one item; None drops it, which the operator counts (`ctx.metrics`)."""
         raise NotImplementedError(f"{type(self).__name__} must define ask(self, value, ctx)")
 
+    def steps_asked(self, pending: Pending[Any], steps: int) -> int:
+        """The environment steps that a call was asked with; fewer than the item's `steps` where `ask` left some out."""
+        return steps
+
     def pending_state(self, make: Callable[[Info], Any]) -> Any:
         """What `remade` needs to make the value of a call's answer anew, where `made_from_info` was given `make`.
 

@@ -16,6 +16,7 @@ from flowrl.handles import ActorGroup, ActorHandle, Pending
 from flowrl.numbers import check_whole
 from flowrl.operator import AskOperator, Context, Kept, Operator
 from flowrl.operators.staleness import Staleness, Told
+from flowrl.operators.told_spaces import ToldSpaces
 from flowrl.operators.training import (
     LEARNER_TIMEOUT_S,
     TrainInfo,
@@ -24,7 +25,6 @@ from flowrl.operators.training import (
     check_timeout,
     kept_of,
     losses_of,
-    tell_spaces,
 )
 from flowrl.ref import Info, Ref
 from flowrl.rl.gradient_batch import GRADIENTS, ROWS, Gradients
@@ -198,17 +198,19 @@ class ApplyGradients(AskOperator[Gradients, TrainInfo]):
 
     def actor_started(self, handle: ActorHandle[Any], ctx: Context) -> None:
         if handle in ctx.actors(self.learner):
-            tell_spaces(handle, ctx)
+            self._spaces.tell(handle, ctx)
         elif ctx.env_steps:
             self._tell_steps((handle,), ctx)
 
     def open(self) -> None:
         self._staleness = Staleness()
+        self._spaces = ToldSpaces()
         # A message has its price, so nobody is told what nothing follows.
         losses = losses_of(self.learner)
         self._follow_steps = not losses or any(may_follow_steps(loss) for loss in losses)
 
     def ask(self, value: Ref[Gradients], ctx: Context) -> Pending[TrainInfo]:
+        self._spaces.note()
         learner = ctx.actors(self.learner)[0]
         self._tell_steps(ctx.origins, ctx)
         pending = learner.ask("apply_gradients", value, env_steps=ctx.env_steps)

@@ -15,6 +15,7 @@ from flowrl.numbers import check_fields, check_finite, check_whole
 from flowrl.operator import AskOperator, Context, Kept
 from flowrl.operators.in_step import TrainingGroup
 from flowrl.operators.staleness import Age, Staleness, Told
+from flowrl.operators.told_spaces import ToldSpaces
 from flowrl.ref import Info, Ref
 
 SNAPSHOT_EVERY = 10  # calls of a learner between two snapshots of its state
@@ -129,6 +130,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
     def open(self) -> None:
         self._group = TrainingGroup(PEER_TIMEOUT_S if self.peer_timeout_s is None else self.peer_timeout_s)
         self._staleness = Staleness()
+        self._spaces = ToldSpaces()
         self._out: deque[Pending[Any]] = deque()  # calls that may not be answered yet
 
     def get_state(self) -> dict[str, Any]:
@@ -146,9 +148,10 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
     def actor_started(self, handle: ActorHandle[Any], ctx: Context) -> None:
         if handle in ctx.actors(self.learner):
             self._group.begin_anew()
-            tell_spaces(handle, ctx)
+            self._spaces.tell(handle, ctx)
 
     def ask(self, value: Ref[Batch], ctx: Context) -> Pending[TrainInfo] | None:
+        self._spaces.note()
         learners = ctx.actors(self.learner)
         if len(learners) > 1:
             learners = ctx.living(self.learner) or learners
@@ -174,6 +177,9 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
         }
         made = pending.made_from_info(self.remade(state, pending, ctx))
         return made.watched(others, partial(self._group.look, pending, others)) if others else made
+
+    def steps_asked(self, pending: Pending[Any], steps: int) -> int:
+        return int(pending.make.state["steps"]) if isinstance(pending.make, Told) else steps
 
     def pending_state(self, make: Any) -> Any:
         return make.state
@@ -261,13 +267,6 @@ def check_one_learner(node: str, learner: ActorGroup[Any]) -> None:
     """
     if learner.count != 1:
         raise ValueError(f"{node} trains one learner, group {learner.name!r} has {learner.count}")
-
-
-def tell_spaces(learner: ActorHandle[Any], ctx: Context) -> None:
-    """A learner that has just started is told the spaces of the graph's environments, to build its policy for them."""
-    environments = ctx.having("spaces")
-    if environments:
-        learner.ask("build", environments[0].ask("spaces"))
 
 
 def losses_of(learner: ActorGroup[Any]) -> list[Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from flowrl.backends.protocol import GroupPlan
+from flowrl.backends.protocol import GroupPlan, NoRoom
 from flowrl.engine.blame import note_of
 from flowrl.engine.calls import ANSWERED, LOST, ActorState, Call
 from flowrl.engine.failure import InNode
@@ -15,6 +16,12 @@ from flowrl.operator import ItemId
 
 if TYPE_CHECKING:
     from flowrl.engine.core import Engine
+
+
+LOOK_S = 1.0  # between two looks for a place
+SLOW_S = 30.0  # after which it is said that an actor has not come up
+
+_log = logging.getLogger("flowrl")
 
 
 class Watcher(Protocol):
@@ -45,6 +52,7 @@ class Lives:
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self._watchers: dict[ActorState, list[Watcher]] = {}
         self._greeting = False  # only once all have come up
+        self._looks: dict[Call, Callable[[], None]] = {}  # timers of those that are on their way up
 
     def watch(self, state: ActorState, cursor: Watcher) -> None:
         """A gather, or the pacing of a replay group, wants to decide what the death of its shard means."""
@@ -91,10 +99,32 @@ class Lives:
                 raise InNode(stage.name, ItemId(-1, (handle,))) from error
 
     def _start(self, state: ActorState) -> None:
-        self._engine.calls.start(state, self.bodies[state.group](state)).arrived = self._started
+        call = self._engine.calls.start(state, self.bodies[state.group](state))
+        call.arrived = self._started
+        if not self._engine.backend.in_process:
+            self._look_after(call)
+
+    def _look_after(self, call: Call, waited_s: float = 0.0) -> None:
+        """Says of an actor that does not come up that it does not."""
+
+        def look() -> None:
+            del self._looks[call]
+            if not call.done:
+                waited = waited_s + SLOW_S
+                name = call.actor.name
+                _log.warning(
+                    "%s has been starting for %g s: does the cluster have room for it (`ray status`)?", name, waited
+                )
+                self._look_after(call, waited)
+
+        self._looks[call] = look
+        self.wake(self._engine.backend.now() + SLOW_S, look)
 
     def _started(self, call: Call) -> None:
         state, engine = call.actor, self._engine
+        look = self._looks.pop(call, None)
+        if look is not None:
+            self.timers[:] = [timer for timer in self.timers if timer[1] is not look]
         if call.state is LOST:
             return
         again, state.restarting = state.restarting, False
@@ -120,11 +150,28 @@ class Lives:
         engine = self._engine
         state.restarting = True
 
-        def again() -> None:
-            state.actor = engine.backend.restart(state.actor, self.plans[state.group], state.index)
-            self._start(state)
+        began = engine.backend.now() + backoff_s
 
-        self.wake(engine.backend.now() + backoff_s, again)
+        def again() -> None:
+            try:
+                state.actor = engine.backend.restart(state.actor, self.plans[state.group], state.index)
+            except NoRoom as full:
+                self._has_no_room(state, full, began, again)
+            else:
+                self._start(state)
+
+        self.wake(began, again)
+
+    def _has_no_room(self, state: ActorState, full: NoRoom, since: float, again: Callable[[], None]) -> None:
+        """It waits for its place as long as the backend is willing to; then it counts as dead again."""
+        engine = self._engine
+        now = engine.backend.now()
+        if now < since + full.wait_s:
+            engine.accounts.warned(state.name, f"{state.name} waits for a place to start again: {full}")
+            self.wake(now + LOOK_S, again)
+            return
+        engine.calls.deaths.append((state, state.incarnation, str(full)))
+        engine.alarm.on = True
 
     def wake(self, at: float, act: Callable[[], None]) -> tuple[float, Callable[[], None]]:
         """Has something done at a time of the backend's clock, which a wait of the driver then ends for."""
