@@ -66,27 +66,28 @@ class SetEpsilon(Operator[Any, Any]):
     def process(self, value: Any, ctx: Context) -> Iterable[Any]:
         workers = ctx.actors(self.workers)
         for handle in [worker for worker in workers if worker in ctx.item_id.origins] or workers:
-            self._tell(handle, ctx.env_steps)
+            self._tell(handle, len(workers), ctx.env_steps)
         return (value,)
 
     def actor_started(self, handle: ActorHandle[Any], ctx: Context) -> None:
-        if handle in ctx.actors(self.workers):
+        workers = ctx.actors(self.workers)
+        if handle in workers:
             self._told.pop(handle, None)
-            self._tell(handle, ctx.env_steps)
+            self._tell(handle, len(workers), ctx.env_steps)
 
-    def _tell(self, handle: ActorHandle[Any], env_steps: int) -> None:
-        told = self._epsilons(handle.index, env_steps)
+    def _tell(self, handle: ActorHandle[Any], workers: int, env_steps: int) -> None:
+        told = self._epsilons(handle.index, workers, env_steps)
         if self._told.get(handle) != told:
             self._told[handle] = told
             extra = {} if self.policy is None else {"policy": self.policy}
             handle.tell("set_epsilon", told[0] if self.per_env is None else np.array(told), **extra)
 
-    def _epsilons(self, worker: int, env_steps: int) -> Told:
+    def _epsilons(self, worker: int, workers: int, env_steps: int) -> Told:
         value = self._value(env_steps)
         if self.per_env is None:
             return (value,)
         envs = _num_envs(self.workers)
-        last = max(self.workers.count * envs - 1, 1)
+        last = max(workers * envs - 1, 1)
         return tuple(value ** (1 + self.per_env * (worker * envs + n) / last) for n in range(envs))
 
     def _value(self, env_steps: int) -> float:

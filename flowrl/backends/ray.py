@@ -130,17 +130,34 @@ class Ray:
             _owned_cpus = None
         if not ray.is_initialized():
             _owned_cpus = _connect(self.address, need)
+        warnings = self._take(need)
+        self._node = ray.get_runtime_context().get_node_id()
+        return warnings
+
+    def resize(self, plan: GroupPlan) -> list[str]:
+        """Sees that a group fits with another number of actors."""
+        held, free, plans = _held.pop(id(self), {}), self._free_cpus, {**self._plans, plan.name: plan}
+        try:
+            warnings = self._take(self.place.needed(list(plans.values())))
+        except BaseException:
+            _held[id(self)], self._free_cpus = held, free
+            raise
+        self._plans = plans
+        return warnings
+
+    def _take(self, need: Mapping[str, float]) -> list[str]:
+        """Sees that what is needed is free, and notes that this run holds it."""
         warnings: list[str] = []
+        asked = dict(need)
         if _owned_cpus is not None:
             wanted = need.get("CPU", 0.0) + sum(held.get("CPU", 0.0) for held in _held.values())
             cores = os.cpu_count() or 1
             self._free_cpus = wanted > _owned_cpus
             if wanted > cores:
                 warnings.append(f"oversubscribed: the runs ask for {wanted:g} CPUs and this machine has {cores}")
-            need = {name: amount for name, amount in need.items() if name != "CPU"}
-        self._wait_until_fits(need)
-        self._node = ray.get_runtime_context().get_node_id()
-        _held[id(self)] = self.place.needed(plans)
+            asked.pop("CPU", None)
+        self._wait_until_fits(asked)
+        _held[id(self)] = dict(need)
         return warnings
 
     def _wait_until_fits(self, need: Mapping[str, float]) -> None:
@@ -303,6 +320,8 @@ class Ray:
         """Ends the actor's process."""
         import ray
 
+        for key in [key for key, one in self._actors.items() if one is actor]:
+            del self._actors[key]
         ray.kill(actor.handle, no_restart=True)
 
     def close(self) -> None:

@@ -48,6 +48,10 @@ class Lives:
         """A gather, or the pacing of a replay group, wants to decide what the death of its shard means."""
         self._watchers.setdefault(state, []).append(cursor)
 
+    def forget(self, state: ActorState) -> None:
+        """Nobody decides about an actor any more."""
+        self._watchers.pop(state, None)
+
     def bring_up(self) -> None:
         """Makes every actor, all at once, and waits for them; one that dies meanwhile is tried again by the policy.
 
@@ -93,7 +97,7 @@ class Lives:
 
     def _started(self, call: Call) -> None:
         state, engine = call.actor, self._engine
-        if call.state is LOST:
+        if call.state is LOST or state.leaving:
             return
         again, state.restarting = state.restarting, False
         if call.state is not ANSWERED:
@@ -119,6 +123,8 @@ class Lives:
         state.restarting = True
 
         def again() -> None:
+            if state.leaving:
+                return
             state.actor = engine.backend.restart(state.actor, self.plans[state.group], state.index)
             self._start(state)
 
@@ -154,7 +160,7 @@ class Lives:
 
     def _died(self, state: ActorState, reason: str) -> None:
         engine = self._engine
-        watched = self._watchers.get(state, [])
+        watched = [] if state.leaving else self._watchers.get(state, [])
         with engine.calls.lock:
             state.incarnation += 1
             state.up = state.restarting = False
@@ -168,6 +174,6 @@ class Lives:
                     cursor.died(state, reason)
         finally:
             state.alive = state.restarting
-        if not watched:
+        if not watched and not state.leaving:
             out = ", ".join(sorted({call.label for call in lost})) or "nothing"
             raise ActorDied(f"{state.name} died: {reason}; out were: {out}")
