@@ -128,6 +128,10 @@ class Local:
         """The payload's value."""
         return payload.load()
 
+    def keep(self, payload: Any) -> None:
+        """It lies in this process."""
+        return
+
     def store(self, value: Any) -> Any:
         """A payload of the driver's own."""
         return Stored(value) if self.isolate else Shared(value)

@@ -41,6 +41,15 @@ class Sent:
         self.record: bytes | Record | Died | None = None
 
 
+class Copy:
+    """A payload's value on its way to the driver's machine: None until it is there."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: Any = None
+
+
 class Backend(Protocol):
     """A place where actors live. Calls on one actor are first in, first out."""
 
@@ -91,6 +100,10 @@ class Backend(Protocol):
 
     def load(self, payload: Any) -> Any:
         """The payload's value, brought to the driver."""
+        ...
+
+    def keep(self, payload: Any) -> Copy | None:
+        """Has a payload copied to the driver's machine, without waiting; None where no other could be lost."""
         ...
 
     def store(self, value: Any) -> Any:

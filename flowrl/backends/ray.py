@@ -13,7 +13,7 @@ from typing import Any
 
 from flowrl import process
 from flowrl.backends.placement import Placement
-from flowrl.backends.protocol import Died, GroupPlan, Sent
+from flowrl.backends.protocol import Copy, Died, GroupPlan, Sent
 from flowrl.engine.failure import record_of
 from flowrl.engine.host import Host
 from flowrl.engine.record import FAILED, Record, sealed
@@ -305,6 +305,24 @@ class Ray:
         import ray
 
         return ray.get(payload)
+
+    def keep(self, payload: Any) -> Copy | None:
+        """Copies a payload into the driver's object store, in a cluster; while the Copy lives it is not evicted there.
+
+        Ray leaves what an actor answers on the actor's node, and can make nothing anew that an actor made.
+        """
+        import ray
+
+        if sum(node["Alive"] for node in ray.nodes()) < 2:
+            return None
+        copy = Copy()
+
+        def came(value: Any) -> None:
+            if not isinstance(value, BaseException):
+                copy.value = value
+
+        payload._on_completed(came)
+        return copy
 
     def store(self, value: Any) -> Any:
         """A payload of the driver's own, in the object store."""

@@ -6,10 +6,13 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from flowrl.backends.protocol import Copy
 from flowrl.engine.calls import ANSWERED, LOST, OUT, ActorState, Call
+from flowrl.engine.transport import item_of
 from flowrl.errors import ActorDied
 from flowrl.failures import FailurePolicy, Ignore, Restart
 from flowrl.operator import Kept
+from flowrl.ref import Ref
 
 if TYPE_CHECKING:
     from flowrl.engine.core import Engine
@@ -20,10 +23,11 @@ _log = logging.getLogger("flowrl")
 class Keeper:
     """Decides what the death of such an actor means, and keeps the newest snapshot of a lone one's state.
 
-    A snapshot is the answer to `get_state()`, asked for after every `every` answers: it stays in the object store and
-    does not pass through the driver. When the actor is up again and has been greeted, it is asked
-    `resume(state, at_least)`, with the newest version that its predecessor published; until that is answered, nobody
-    asks it for anything else. Of several actors the others go on meanwhile, from whom it can learn.
+    A snapshot is the answer to `get_state()`, asked for after every `every` answers: it stays in the object store, and
+    where that is one of several machines a copy lies on the driver's, for the actor's may be lost with it. When the
+    actor is up again and has been greeted, it is asked `resume(state, at_least)`, with the newest version that its
+    predecessor published; until that is answered, nobody asks it for anything else. Of several actors the others go on
+    meanwhile, from whom it can learn.
     """
 
     of_sources = False  # what Lives greets last
@@ -35,6 +39,8 @@ class Keeper:
         self._answers = 0
         self._asked: Call | None = None  # for a snapshot, which is not answered yet
         self._snapshot: Call | None = None  # the newest that was
+        self._copy: Copy | None = None  # of it, on the driver's machine
+        self._coming: tuple[Call, Copy | None] | None = None  # a newer one, whose copy is on its way
         self._resuming: Call | None = None
         self._restarts = dict.fromkeys(states, 0)  # in a row
         self._reason = ""
@@ -68,7 +74,16 @@ class Keeper:
             return
         self._answers += 1
         if self._answers >= self.every and self._asked is None:
-            self._ask_snapshot()
+            self._take_over()
+            if self._coming is None:
+                self._ask_snapshot()
+
+    def _take_over(self) -> None:
+        """The snapshot that is coming is the newest, once it would outlive that machine, or if it is the first."""
+        if self._coming is not None:
+            call, copy = self._coming
+            if copy is None or copy.value is not None or self._snapshot is None:
+                self._snapshot, self._copy, self._coming = call, copy, None
 
     def _ask_snapshot(self) -> None:
         state = self.states[0]
@@ -84,7 +99,8 @@ class Keeper:
         if call is self._asked:
             self._asked = None
         if call.state is ANSWERED:
-            self._snapshot = call
+            self._coming = call, self.run.backend.keep(call.payload)
+            self._take_over()
         elif call.state is not LOST:
             self.run.fail(call, self.node)
 
@@ -95,6 +111,8 @@ class Keeper:
             ActorDied: the policy does not go on, it has died too often in a row, or there is nothing to go on from.
         """
         policy: FailurePolicy = self.policy
+        self._take_over()
+        self._coming = None
         self._reason, self._resuming, self._asked = reason, None, None
         others = any(other.up for other in self.states)
         if isinstance(policy, Ignore) and others:
@@ -119,7 +137,9 @@ class Keeper:
             return
         assert self._snapshot is not None
         version = 0 if state.published is None else state.published[0]
-        given = (self.run.ref_to(self._snapshot), version)
+        copy = None if self._copy is None else self._copy.value
+        snapshot = self.run.ref_to(self._snapshot) if copy is None else Ref.of(item_of(copy, 0))
+        given = (snapshot, version)
         call = self.run.calls.ask(state, "resume", given, {}, state.group)
         self._resuming = call
         if call.state is OUT:
