@@ -209,6 +209,8 @@ class Run(Learned, Iterator[T], Generic[T]):
         if engine.closing and isinstance(error, Exception):  # by another thread, whatever it made of the item
             self._finalizer()
             raise FlowError(CLOSED_MEANWHILE) from (None if isinstance(error, FlowError) else error)
+        if isinstance(error, KeyboardInterrupt):
+            engine.patience_s = INTERRUPTED_S
         if not (isinstance(error, KeyboardInterrupt) and engine.interrupts.safe):
             self._stopped_by = f" (it was stopped by {type(error).__name__})"
             self._finalizer()

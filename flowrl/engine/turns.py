@@ -61,6 +61,9 @@ def save_run(
             assert error is not None
             run._stop(error)
             raise error from error.__cause__
+        except KeyboardInterrupt as interrupt:  # a second one ends the run, and not only this
+            run._stop(interrupt)
+            raise
     text = os.fspath(path)
     return text if "://" in text else Path(text)
 
