@@ -16,11 +16,13 @@ from flowrl.operators import (
     ParallelRollouts,
     PlayAgainst,
     ReportMetrics,
+    SendWeights,
     SnapshotToLeague,
     Summary,
     Union,
 )
 from flowrl.operators.training import TrainInfo
+from flowrl.rl.matchmaking import matchmaking_of
 from flowrl.rl.schedules import Linear
 
 
@@ -41,7 +43,10 @@ class LeaguePlayConfig:
     """By id, how a player's opponents are drawn: "latest" (itself), "uniform" (fictitious self-play), "prioritized", or
     AlphaStar's "main", "main_exploiter" and "league_exploiter"; in Python also a `flowrl.rl.Matchmaking`."""
     snapshot_every_updates: int = 2
-    """A player is frozen after so many batches, again and again."""
+    """A main player is frozen after so many batches, again and again."""
+    exploiter_updates: int = 40
+    """An exploiter is frozen after so many batches at the latest, from half of them on as soon as it wins more than 70%
+    of its games against all whom it looks for; a main exploiter then begins again, of league exploiters one in four."""
     opponents: int = 4
     """How many opponents are drawn for a worker at a time."""
     num_workers: int = 1
@@ -60,7 +65,12 @@ class LeaguePlayConfig:
     from going round in circles (arXiv:2206.05825)."""
 
     def __post_init__(self) -> None:
-        check_fields(self, whole=("num_workers", "envs_per_worker", "unroll", "snapshot_every_updates", "opponents"))
+        check_fields(
+            self,
+            whole=(
+                "num_workers", "envs_per_worker", "unroll", "snapshot_every_updates", "exploiter_updates", "opponents",
+            ),
+        )  # fmt: skip
         check_fixed(self, "a league")
 
     def graph(self) -> Flow[Summary]:
@@ -83,11 +93,16 @@ def player(cfg: LeaguePlayConfig, name: str, league: ActorGroup[rl.League]) -> F
         num_envs=cfg.envs_per_worker, env_kwargs=cfg.env_kwargs, count=cfg.num_workers, name=f"{name}_workers",
     )  # fmt: skip
     learner = ppo.learner_of(cfg.ppo, policy_id=name, name=f"{name}_learner")
-    return (
+    trained = (
         ParallelRollouts(workers)
         .for_each(AddAdvantages(cfg.ppo.discount, cfg.ppo.gae_lambda, policy=name))
         .gather_sync()
         .through(ppo.learn(cfg.ppo, learner, workers))
-        .for_each(SnapshotToLeague(league, learner, every_updates=cfg.snapshot_every_updates))
-        .for_each(PlayAgainst(league, workers, opponents=cfg.opponents))
     )
+    if matchmaking_of(cfg.players[name]).exploiter:
+        told = trained.for_each(
+            SnapshotToLeague(league, learner, every_updates=cfg.exploiter_updates, exploiter=True)
+        ).for_each(SendWeights(learner, to=workers))  # those that it begins again with
+    else:
+        told = trained.for_each(SnapshotToLeague(league, learner, every_updates=cfg.snapshot_every_updates))
+    return told.for_each(PlayAgainst(league, workers, opponents=cfg.opponents))

@@ -17,11 +17,14 @@ class SnapshotToLeague(Operator[Any, Any]):
     """Hands each item on, after telling a league the weights that a learner has published, by reference.
 
     Each new version becomes what others play against as the player now; one in `every_updates` versions is frozen.
+    With `exploiter=True` the league says when (`League.judge`), after `every_updates` versions at the latest, and
+    whether the learner then begins again with its first weights, which are published: a SendWeights behind this
+    operator carries them to the workers before their next fragment.
 
     league: a `flowrl.rl.League`. learner: the player's, whose `policy_id` is the player's id.
 
     Raises:
-        GraphError: `league` is no group of leagues.
+        GraphError: `league` is no group of leagues, or the learner of an exploiter cannot begin again.
         ValueError: every_updates below 1, or a learner whose description gives no policy_id.
     """
 
@@ -31,9 +34,12 @@ class SnapshotToLeague(Operator[Any, Any]):
     league: ActorGroup[Any]
     learner: ActorGroup[Any]
     every_updates: int = 10
+    exploiter: bool = False
 
     def __post_init__(self) -> None:
-        check_group("SnapshotToLeague", "League", self.league, "freeze")
+        check_group("SnapshotToLeague", "League", self.league, "judge" if self.exploiter else "freeze")
+        if self.exploiter:
+            check_group("SnapshotToLeague", "Learner", self.learner, "begin_again")
         check_whole("every_updates", self.every_updates)
         if "policy_id" not in self.learner.kwargs:
             raise ValueError(f"the learner {self.learner.name!r} needs policy_id=, the id of its player in the league")
@@ -42,15 +48,29 @@ class SnapshotToLeague(Operator[Any, Any]):
         self._told = self._frozen = 0  # versions
 
     def process(self, value: Any, ctx: Context) -> Iterable[Any]:
-        newest = ctx.published(ctx.actors(self.learner)[0])
+        newest = ctx.published(self.learner)
         if newest is not None and newest[0] > self._told:
             self._told, weights = newest
-            due = self._told - self._frozen >= self.every_updates
-            league, player = ctx.actors(self.league)[0], self.learner.kwargs["policy_id"]
-            league.tell("freeze" if due else "put_weights", player, weights, self._told)
+            updates, player = self._told - self._frozen, self.learner.kwargs["policy_id"]
+            due = updates >= self.every_updates
+            league = ctx.actors(self.league)[0]
+            if self.exploiter:
+                due = self._judged(league.ask("judge", player, weights, self._told, updates, self.every_updates), ctx)
+            else:
+                league.tell("freeze" if due else "put_weights", player, weights, self._told)
             if due:
                 self._frozen = self._told
         yield value
+
+    def _judged(self, verdict: Pending[Any], ctx: Context) -> bool:
+        """Whether an exploiter was frozen; it then has begun again, if the league said so."""
+        found = verdict.result()
+        if found.begins_again:
+            learner = ctx.actors(self.learner)[0]
+            learner.ask("begin_again").info()
+            newest = ctx.published(learner)
+            self._told = self._told if newest is None else newest[0]
+        return found.snapshot is not None
 
 
 @dataclass

@@ -41,13 +41,22 @@ class Sent:
         self.record: bytes | Record | Died | None = None
 
 
+class NoRoom(Exception):  # noqa: N818  (the engine waits, or takes it for a death)
+    """An actor cannot be started again now; says what is missing. wait_s: how long that may be waited for."""
+
+    def __init__(self, reason: str, wait_s: float):
+        super().__init__(reason)
+        self.wait_s = wait_s
+
+
 class Copy:
-    """A payload's value on its way to the driver's machine: None until it is there."""
+    """Holds a payload's copy on the driver's node. there: whether it has come; until then the payload may be lost."""
 
-    __slots__ = ("value",)
+    __slots__ = ("held", "there")
 
-    def __init__(self) -> None:
-        self.value: Any = None
+    def __init__(self, there: bool = False):
+        self.there = there
+        self.held: Any = None
 
 
 class Backend(Protocol):
@@ -99,11 +108,15 @@ class Backend(Protocol):
         ...
 
     def load(self, payload: Any) -> Any:
-        """The payload's value, brought to the driver."""
+        """The payload's value, brought to the driver.
+
+        Raises:
+            PayloadLost: the node that held it is gone.
+        """
         ...
 
-    def keep(self, payload: Any) -> Copy | None:
-        """Has a payload copied to the driver's machine, without waiting; None where no other could be lost."""
+    def copy(self, payload: Any) -> Copy:
+        """Begins to bring a copy of a payload to the driver's node; does not wait."""
         ...
 
     def store(self, value: Any) -> Any:
@@ -111,7 +124,11 @@ class Backend(Protocol):
         ...
 
     def restart(self, actor: Any, plan: GroupPlan, index: int) -> Any:
-        """Begins to start a host in place of one whose process ended."""
+        """Begins to start a host in place of one whose process ended.
+
+        Raises:
+            NoRoom: not now; it may be tried again.
+        """
         ...
 
     def now(self) -> float:

@@ -6,13 +6,11 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from flowrl.backends.protocol import Copy
 from flowrl.engine.calls import ANSWERED, LOST, OUT, ActorState, Call
-from flowrl.engine.transport import item_of
+from flowrl.engine.snapshots import Snapshots
 from flowrl.errors import ActorDied
 from flowrl.failures import FailurePolicy, Ignore, Restart
 from flowrl.operator import Kept
-from flowrl.ref import Ref
 
 if TYPE_CHECKING:
     from flowrl.engine.core import Engine
@@ -23,11 +21,10 @@ _log = logging.getLogger("flowrl")
 class Keeper:
     """Decides what the death of such an actor means, and keeps the newest snapshot of a lone one's state.
 
-    A snapshot is the answer to `get_state()`, asked for after every `every` answers: it stays in the object store, and
-    where that is one of several machines a copy lies on the driver's, for the actor's may be lost with it. When the
-    actor is up again and has been greeted, it is asked `resume(state, at_least)`, with the newest version that its
-    predecessor published; until that is answered, nobody asks it for anything else. Of several actors the others go on
-    meanwhile, from whom it can learn.
+    A snapshot is the answer to `get_state()`, asked for after every `every` answers: it stays in the object store, with
+    a copy on the driver's node where the actor lives on another. When the actor is up again and has been greeted, it is
+    asked `resume(state, at_least)`, with the newest version that its predecessor published; until that is answered,
+    nobody asks it for anything else. Of several actors the others go on meanwhile, from whom it can learn.
     """
 
     of_sources = False  # what Lives greets last
@@ -38,9 +35,7 @@ class Keeper:
         self._lone = len(states) == 1
         self._answers = 0
         self._asked: Call | None = None  # for a snapshot, which is not answered yet
-        self._snapshot: Call | None = None  # the newest that was
-        self._copy: Copy | None = None  # of it, on the driver's machine
-        self._coming: tuple[Call, Copy | None] | None = None  # a newer one, whose copy is on its way
+        self._snapshots = Snapshots(run.backend)  # the newest that were
         self._resuming: Call | None = None
         self._restarts = dict.fromkeys(states, 0)  # in a row
         self._reason = ""
@@ -64,7 +59,7 @@ class Keeper:
 
     def begin(self) -> None:
         """Before its first call: what it begins with is the first snapshot."""
-        if self._lone and isinstance(self.policy, Restart) and self._snapshot is None and self._asked is None:
+        if self._lone and isinstance(self.policy, Restart) and not self._snapshots and self._asked is None:
             self._ask_snapshot()
 
     def answered(self, state: ActorState) -> None:
@@ -74,16 +69,7 @@ class Keeper:
             return
         self._answers += 1
         if self._answers >= self.every and self._asked is None:
-            self._take_over()
-            if self._coming is None:
-                self._ask_snapshot()
-
-    def _take_over(self) -> None:
-        """The snapshot that is coming is the newest, once it would outlive that machine, or if it is the first."""
-        if self._coming is not None:
-            call, copy = self._coming
-            if copy is None or copy.value is not None or self._snapshot is None:
-                self._snapshot, self._copy, self._coming = call, copy, None
+            self._ask_snapshot()
 
     def _ask_snapshot(self) -> None:
         state = self.states[0]
@@ -99,8 +85,7 @@ class Keeper:
         if call is self._asked:
             self._asked = None
         if call.state is ANSWERED:
-            self._coming = call, self.run.backend.keep(call.payload)
-            self._take_over()
+            self._snapshots.add(call)
         elif call.state is not LOST:
             self.run.fail(call, self.node)
 
@@ -111,15 +96,13 @@ class Keeper:
             ActorDied: the policy does not go on, it has died too often in a row, or there is nothing to go on from.
         """
         policy: FailurePolicy = self.policy
-        self._take_over()
-        self._coming = None
         self._reason, self._resuming, self._asked = reason, None, None
         others = any(other.up for other in self.states)
         if isinstance(policy, Ignore) and others:
             self.run.accounts.merge([(state.group, None, "actors_lost", "sum", 1.0, 1.0)])
             return
         tries = self._restarts[state]
-        known = others or (self._lone and self._snapshot is not None)
+        known = others or (self._lone and bool(self._snapshots))
         if isinstance(policy, Restart) and tries < policy.times and known:
             self._restarts[state] += 1
             self.run.restart(state, policy.backoff_s * 2**tries)
@@ -133,13 +116,12 @@ class Keeper:
 
     def restarted(self, state: ActorState) -> None:
         """It is up again and has been greeted."""
-        if not self._lone:
-            return
-        assert self._snapshot is not None
+        if self._lone:
+            self._resume(state)
+
+    def _resume(self, state: ActorState) -> None:
         version = 0 if state.published is None else state.published[0]
-        copy = None if self._copy is None else self._copy.value
-        snapshot = self.run.ref_to(self._snapshot) if copy is None else Ref.of(item_of(copy, 0))
-        given = (snapshot, version)
+        given = (self.run.ref_to(self._snapshots.newest), version)
         call = self.run.calls.ask(state, "resume", given, {}, state.group)
         self._resuming = call
         if call.state is OUT:
@@ -147,6 +129,16 @@ class Keeper:
 
     def _resumed(self, call: Call) -> None:
         if call is not self._resuming:  # it died again meanwhile
+            return
+        if call.state is LOST and call.undelivered:
+            self._snapshots.drop_newest()
+            if not self._snapshots:
+                raise ActorDied(
+                    f"{call.actor.name} died: {self._reason}; its snapshots were lost with the node that it was on, "
+                    "before a copy of one had come to the driver's node, so nobody is left who has its state; node "
+                    f"{self.node} has on_failure={self.policy!r}"
+                )
+            self._resume(call.actor)
             return
         if call.state is LOST:
             return  # its death says what comes next

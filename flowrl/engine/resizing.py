@@ -218,6 +218,8 @@ def shrink(engine: Engine, group: str, count: int, timeout_s: float) -> Resized:
     going = before[count:]
     if not going:
         return Resized(group, len(before), len(before))
+    plan = replace(engine.lives.plans[group], count=count)
+    engine.backend.resize(plan)  # first, for it may refuse
     for state in going:
         state.leaving, state.restarting = True, False
     gathers = [cursor for cursor in all_cursors(engine) if isinstance(cursor, GatherCursor)]
@@ -236,9 +238,7 @@ def shrink(engine: Engine, group: str, count: int, timeout_s: float) -> Resized:
     finally:
         engine.holding = False
     engine.states[group] = before[:count]
-    plan = replace(engine.lives.plans[group], count=count)
     engine.lives.plans[group], engine.counts[group] = plan, count
-    engine.backend.resize(plan)
     engine.accounts.resized(group, count)
     begin_again(engine)
     items, lost = sum(each[0] for each in left), sum(each[1] for each in left)
@@ -284,7 +284,7 @@ def _end(engine: Engine, group: str, going: Sequence[ActorState]) -> None:
         with engine.calls.lock:
             state.alive = state.up = False
             engine.calls.forget(state)
-        engine.lives.forget(state)
+        engine.lives.unwatch(state)
         engine.gone[group, state.index] = state
         lives[state.index] = state.incarnation
         if state.actor is not None:

@@ -142,7 +142,7 @@ class Accounts:
     def warned(self, about: str, said: str) -> None:
         """A warning that takes the place of the one before about the same actor."""
         with self.lock:
-            self.warnings[:] = [warning for warning in self.warnings if not warning.startswith(f"{about} died")]
+            self.warnings[:] = [warning for warning in self.warnings if not warning.startswith(f"{about} ")]
             self.warnings.append(said)
 
     def resized(self, name: str, count: int) -> None:

@@ -66,6 +66,22 @@ class InTraining:
             )
         return self.publish()
 
+    def begin_again(self) -> Answer[None]:
+        """The policy as `build` made it, with its first weights and no moments; publishes them, one version up.
+
+        Updates and versions go on being counted; what the learner draws by goes on too.
+
+        Raises:
+            RuntimeError: before `build`, or a learner that keeps more than a policy, such as a central critic.
+        """
+        spaces = self.policy.spaces
+        if type(self).get_state is not InTraining.get_state:
+            raise RuntimeError(f"a {type(self).__name__} keeps more than a policy and cannot begin again")
+        self._policy = None
+        self._descent.set_state({}, {})
+        self._version += 1
+        return self.build({self.policy_id: spaces})
+
     def publish(self) -> Answer[None]:
         """The newest weights and their version."""
         return Answer(None, published=self.policy.acting_weights(), policy_version=self._version)

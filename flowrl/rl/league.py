@@ -16,6 +16,7 @@ from flowrl.rl.standings import Standings
 
 Floats = npt.NDArray[np.float32]
 WEAK, STRONG = 0.2, 0.7  # AlphaStar's: below the one a rival is too strong, above the other an opponent is beaten
+ENOUGH = 20  # games before an exploiter is said to beat somebody
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,14 @@ class Lineup:
 
     members: tuple[str, ...]
     weights: Mapping[str, tuple[int, Floats]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of an exploiter: the snapshot that was taken of it, if one was, and whether it begins again."""
+
+    snapshot: str | None = None
+    begins_again: bool = False
 
 
 class League:
@@ -111,6 +120,35 @@ class League:
             del self._frozen[mine[0]], self._weights[mine[0]]
             self._standings.leave(mine[0])
         return Answer(snapshot, {(player, "snapshots"): self._numbers[player]})
+
+    def judge(self, player: str, flat: Floats, version: int, updates: int, at_most: int) -> Answer[Verdict]:
+        """Takes an exploiter's newest weights, and says whether it is frozen now, and whether it then begins again.
+
+        It is frozen after `at_most` updates, and from half of them on once it wins more than 70% of its games against
+        all whom it looks for (AlphaStar's rule); it begins again with the probability of its matchmaking, and what it
+        has won is then forgotten. updates: since it was frozen last.
+
+        Raises:
+            ValueError: the league has no such player.
+        """
+        self.put_weights(player, flat, version)
+        if updates < at_most and (2 * updates < at_most or not self._beats_all(player)):
+            return Answer(Verdict())
+        frozen, chance = self.freeze(player, flat, version), self.players[player].begin_again
+        again = chance > 0 and (chance >= 1 or float(self._rng.random()) < chance)
+        if again:
+            self._standings.forget(player)
+        return Answer(Verdict(frozen.payload, again), frozen.metrics)
+
+    def _beats_all(self, player: str) -> bool:
+        kind = self.players[player]
+        looks_for = self._present(player) if kind.rivals > 0 else []
+        if kind.uniform + kind.prioritized + kind.forgotten > 0:
+            looks_for += list(self._frozen)
+        return bool(looks_for) and all(
+            self._standings.games(player, name) >= ENOUGH and self._standings.win_rate(player, name) > STRONG
+            for name in looks_for
+        )
 
     def snapshots(self, player: str | None = None) -> dict[str, Floats]:
         """The flat weights of a player's snapshots, or of all, oldest first."""
@@ -192,9 +230,7 @@ class League:
 
     def _rivals(self, player: str) -> dict[str, float]:
         found: dict[str, float] = {}
-        main = [name for name, kind in self.players.items() if not kind.exploiter and name != player]
-        present = [name for name in main if name in self._weights]
-        for rival in present:
+        for rival in self._present(player):
             past = [name for name, owner in self._frozen.items() if owner == rival]
             even = {name: (x := self._standings.win_rate(player, name)) * (1 - x) for name in past}
             if self._standings.win_rate(player, rival) >= WEAK or not sum(even.values()) > 0:
@@ -203,6 +239,11 @@ class League:
                 whole = sum(even.values())
                 found |= {name: weight / whole for name, weight in even.items()}
         return found
+
+    def _present(self, player: str) -> list[str]:
+        """The other main players that have told their weights."""
+        main = [name for name, kind in self.players.items() if not kind.exploiter and name != player]
+        return [name for name in main if name in self._weights]
 
     # what is known
     def ratings(self) -> dict[str, float]:

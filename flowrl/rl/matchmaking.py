@@ -31,11 +31,15 @@ class Matchmaking:
     from: its snapshots take its place, f(x) = x (1 − x)."""
     exploiter: bool = False
     """Whether it only looks for others' weaknesses: exploiters have no rivals, and are none."""
+    begin_again: float = 0.0
+    """With what probability an exploiter begins again with its first weights, once it was frozen."""
 
     def __post_init__(self) -> None:
-        check_fields(self, not_negative=RULES)
+        check_fields(self, not_negative=RULES, fraction=("begin_again",))
         if not sum(getattr(self, rule) for rule in RULES) > 0:
             raise ValueError(f"one of {', '.join(RULES)} must be above 0, got {self}")
+        if self.begin_again and not self.exploiter:
+            raise ValueError(f"begin_again={self.begin_again} is for exploiters: give exploiter=True as well")
 
     def shares(self) -> dict[str, float]:
         """By rule, of those above 0, its share of the games; together 1."""
@@ -48,8 +52,8 @@ MATCHMAKING = {
     "uniform": Matchmaking(uniform=1.0),
     "prioritized": Matchmaking(prioritized=1.0),
     "main": Matchmaking(latest=0.35, prioritized=0.5, forgotten=0.15),
-    "main_exploiter": Matchmaking(rivals=1.0, exploiter=True),
-    "league_exploiter": Matchmaking(prioritized=1.0, exploiter=True),
+    "main_exploiter": Matchmaking(rivals=1.0, exploiter=True, begin_again=1.0),
+    "league_exploiter": Matchmaking(prioritized=1.0, exploiter=True, begin_again=0.25),
 }
 """By name; the last three are those of AlphaStar (Vinyals et al., 2019, methods)."""
 

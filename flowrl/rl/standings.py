@@ -49,6 +49,11 @@ class Standings:
         self.ratings.pop(member, None)
         self.payoffs = {pair: payoff for pair, payoff in self.payoffs.items() if member not in pair}
 
+    def forget(self, player: str) -> None:
+        """A player that has become another: its games are forgotten, its rating is the first again."""
+        self.leave(player)
+        self.enter(player)
+
     def record(self, player: str, member: str, games: int, score: float, gain: float) -> None:
         """Games of a player against a member: how many, and the sums of scores and of the player's returns."""
         if games < 1:
@@ -76,6 +81,11 @@ class Standings:
             return met.score / met.weight
         other = self.payoffs.get((member, player))
         return 0.5 if other is None else 1 - other.score / other.weight
+
+    def games(self, player: str, member: str) -> int:
+        """How many games of a player against a member were told."""
+        met = self.payoffs.get((player, member))
+        return 0 if met is None else met.games
 
     def get_state(self) -> dict[str, Any]:
         """Numbers and strings."""

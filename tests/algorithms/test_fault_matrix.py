@@ -132,6 +132,22 @@ def test_a_death(algorithm: str, fault: str, tmp_path: Path) -> None:
                 run.step(400)
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "a3c", "impala", "apex"])
+def test_a_learner_that_is_up_before_any_worker_knows_its_spaces(algorithm: str) -> None:
+    backend = Delayed(0)
+    made = ALGORITHMS[algorithm]
+    flow = made(on_worker_failure=Restart(3, backoff_s=1.0), on_learner_failure=AGAIN).graph()
+    with flowrl.run(flow, backend, seed=1) as run:
+        run.step(3)
+        for handle in (*run.actors["learner"], *run.actors["workers"]):
+            backend.kill(handle)
+        assert until(run, "workers", "restarts") >= 1
+        goes_on(run)
+        stats = run.stats()
+    assert stats.metrics["learner"]["restarts"] == 1
+    assert stats.groups["learner"].deaths == 1
+
+
 def test_the_page_says_so() -> None:
     rows = [line.strip("|").split("|") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     table = {cells[0].strip().strip("`"): [cell.strip() for cell in cells[1:]] for cells in rows if len(cells) == 7}

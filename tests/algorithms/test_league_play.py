@@ -57,7 +57,8 @@ def test_workers_play_snapshots_and_the_league_hears_of_it(backend: Local | Ray)
 
 
 def test_a_league_of_main_player_and_exploiter() -> None:
-    cfg = replace(SMALL, players={"main": "main", "exploiter": "main_exploiter"}, num_workers=2)
+    players = {"main": "main", "exploiter": "main_exploiter"}
+    cfg = replace(SMALL, players=players, num_workers=2, exploiter_updates=2)
     with flowrl.run(cfg.graph(), Local(), seed=0) as run:
         last = run.step(16)[-1]
         league = run.actors["league"][0]
@@ -68,6 +69,27 @@ def test_a_league_of_main_player_and_exploiter() -> None:
     assert ("exploiter", "main") in {(row["player"], row["member"]) for row in payoffs}  # as it is now
     assert set(last.learner) == {"main", "exploiter"}
     assert {"main:1", "main:4", "exploiter:1", "exploiter:4"} <= set(ratings)
+
+
+def test_an_exploiter_begins_again_and_plays_its_first_weights_at_once() -> None:
+    cfg = replace(SMALL, players={"main": "main", "exploiter": "main_exploiter"}, exploiter_updates=3)
+    versions: list[int] = []
+    flow = cfg.graph().tap(lambda summary, ctx: versions.append(ctx.policy_version))
+    with flowrl.run(flow, Local(), seed=0) as run:
+        first = None
+        for _ in range(14):
+            run.step()
+            state = run.policy_state("exploiter")
+            first = state["weights"] if first is None else first
+            if state["version"] == 4:
+                break
+        np.testing.assert_array_equal(state["weights"], first)  # as before its first batch
+        snapshots = run.actors["league"][0].ask("snapshots", "exploiter").result()
+        assert list(snapshots) == ["exploiter:1"]
+        assert not np.array_equal(snapshots["exploiter:1"], first)
+        run.step(2)
+        assert run.policy_state("exploiter")["version"] == 5
+        assert versions[1::2] == [0, 1, 2, 4]  # what its batches were made with: the fourth with the first weights
 
 
 def test_the_same_seed_gives_the_same_numbers_on_every_backend(backend: Local | Ray) -> None:

@@ -55,8 +55,8 @@ def test_wishes_come_before_what_the_group_says() -> None:
     assert place.asked(plan) == (4, 0.5, {"fast": 2, "near": 1})
     assert place.needed([plan, GroupPlan("h", 2, 1, 0)]) == {"CPU": 14, "GPU": 1.5, "fast": 6, "near": 3}
     assert place.describe(plan) == "cpus=4, gpus=0.5, fast=2, near=1, spread"
-    assert place.spread("g")
-    assert not place.spread("h")
+    assert place.strategy("g") == "SPREAD"
+    assert place.strategy("h") is None
     colocated = Ray(place={"g": {"colocate": "h"}})
     assert colocated.placement(plan) == "Ray actor, cpus=1, fast=1, near=1, on the node of h"
 
@@ -87,6 +87,7 @@ def test_wishes_for_groups_that_there_are_not() -> None:
 # ---------------------------------------------------------------- on the Ray that all tests share
 
 
+@pytest.mark.ray
 def test_a_wrong_address_is_said_quickly() -> None:
     code = """
 import time, flowrl

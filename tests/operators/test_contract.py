@@ -44,6 +44,7 @@ from flowrl.operators.policies import _Kept
 from flowrl.operators.training import TrainInfo
 from flowrl.rl import MultiAgentWorker, PolicySpec, RolloutWorker, losses
 from flowrl.rl.gradient_batch import Gradients
+from flowrl.rl.league import Verdict
 from flowrl.testing import check_operator
 from tests.rl.team_envs import Falling
 
@@ -67,6 +68,12 @@ class Learner:
     def store(self, batch: Batch) -> None: ...
 
     def freeze(self, player: str, flat: Any, version: int) -> None: ...
+
+    def judge(self, player: str, flat: Any, version: int, updates: int, at_most: int) -> Verdict:
+        return Verdict("main:1", begins_again=True)
+
+    def begin_again(self) -> flowrl.Answer[None]:
+        return self.build()
 
     def match_report(self) -> None: ...
 
@@ -132,6 +139,7 @@ CASES: list[tuple[Operator[Any, Any], list[Any]]] = [
     (MixInReplay(slots=2, proportion=1.5), FRAGMENTS),
     (SetEpsilon(LEARNER, lambda steps: 0.5), FRAGMENTS),
     (SnapshotToLeague(PLAYER, PLAYER, every_updates=3), FRAGMENTS),
+    (SnapshotToLeague(PLAYER, PLAYER, every_updates=3, exploiter=True), FRAGMENTS),
     (PlayAgainst(LEARNER, LEARNER), FRAGMENTS),
     (UpdateTarget(LEARNER, tau=0.1), FRAGMENTS),
     (UpdatePriorities(), [TrainInfo("learner[0]", version, 0) for version in range(3)]),

@@ -180,3 +180,5 @@ def test_what_cannot_be_valued_is_refused() -> None:
     batch = MultiAgentWorker(Falling, {"one": SPEC}, joint=True, steps=3, seed=0).sample().payload["one"]
     with pytest.raises(ValueError, match=r"judges time-major batches"):
         learner().train(batch.flat())
+    with pytest.raises(RuntimeError, match="a CentralCriticLearner keeps more than a policy and cannot begin again"):
+        learner().begin_again()

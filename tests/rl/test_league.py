@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flowrl.rl import League, Matchmaking
-from flowrl.rl.league import Report
+from flowrl.rl.league import Report, Verdict
 
 
 def flat(value: float) -> Any:
@@ -150,6 +150,39 @@ def test_the_oldest_are_forgotten() -> None:
     assert set(made.ratings()) == {"main", "main:2", "main:3"}
 
 
+def judged(made: League, updates: int, player: str = "exploiter") -> Any:
+    return made.judge(player, flat(updates), updates, updates, 10).payload
+
+
+def test_an_exploiter_is_frozen_once_it_beats_the_main_players_and_begins_again() -> None:
+    made = league({"main": "main", "exploiter": "main_exploiter"}, snapshots=1)
+    told(made, "exploiter", main=(20, 14.0))
+    assert judged(made, 9) == Verdict()  # 70% is not more than 70%
+    assert made.chances("exploiter") == {"main": 1.0}
+    told(made, "exploiter", main=(20, 20.0))  # 34 of 40
+    assert judged(made, 4) == Verdict()  # before half the updates
+    assert made.ratings()["exploiter"] > 1300
+    assert judged(made, 5) == Verdict("exploiter:1", begins_again=True)
+    assert made.snapshots("exploiter")["exploiter:1"].tolist() == [5, 5, 5]
+    assert [row for row in made.payoffs() if row["player"] == "exploiter"] == []  # it is another now
+    assert made.ratings()["exploiter"] == 1200
+    assert made.ratings()["exploiter:1"] > 1300
+    told(made, "exploiter", main=(19, 19.0))
+    assert judged(made, 9) == Verdict()  # too few games to tell
+    assert judged(made, 10) == Verdict("exploiter:2", begins_again=True)  # however it stands
+
+
+def test_a_league_exploiter_beats_all_snapshots_and_begins_again_at_times() -> None:
+    made = league({"main": "main", "other": "league_exploiter"}, snapshots=2)
+    told(made, "other", main_1=(30, 30.0))
+    assert judged(made, 9, "other") == Verdict()  # main:2 it has not met
+    told(made, "other", main_2=(30, 30.0))
+    found = [judged(made, 10, "other") for _ in range(400)]
+    assert [one.snapshot for one in found] == [f"other:{i}" for i in range(1, 401)]
+    assert np.mean([one.begins_again for one in found]) == pytest.approx(0.25, abs=0.06)
+    assert League({"main": "main", "other": "league_exploiter"}).judge("other", flat(1), 5, 5, 10).payload == Verdict()
+
+
 def test_its_state_is_arrays_and_json_and_goes_on() -> None:
     made = league({"main": "main", "exploiter": "main_exploiter"}, decay=0.9)
     told(made, main_1=(4, 4.0), main_2=(4, 3.0), main_3=(4, 2.0))
@@ -180,6 +213,9 @@ def test_its_state_is_arrays_and_json_and_goes_on() -> None:
         (lambda: League({"a": "main"}, max_snapshots=0), "max_snapshots must be at least 1, got 0"),
         (lambda: Matchmaking(), "one of latest, uniform, prioritized, forgotten, rivals must be above 0"),
         (lambda: Matchmaking(latest=-1.0), "latest must be at least 0, got -1.0"),
+        (lambda: Matchmaking(latest=1.0, begin_again=0.5), "begin_again=0.5 is for exploiters: give exploiter=True"),
+        (lambda: Matchmaking(latest=1.0, begin_again=2.0), "begin_again must be .*1, got 2.0"),
+        (lambda: league().judge("min", flat(1), 1, 1, 1), "no player 'min' in this league; it has 'main'"),
         (lambda: league().chances("min"), "no player 'min' in this league; it has 'main'"),
     ],
 )

@@ -437,3 +437,19 @@ def test_it_learns_which_action_is_better():
     chosen = made.policy.act(obs, deterministic=True)
     assert (chosen == (obs[:, 0] > 0)).mean() > 0.9
     assert numbers(answer)["clip_fraction"] > 0.1
+
+
+def test_beginning_again_is_as_being_new_but_counts_go_on():
+    made, first = learner(seed=5), learner(seed=5)
+    initial = first.publish().published.copy()
+    for _ in range(3):
+        made.train(batch_of())
+    answer = made.begin_again()
+    np.testing.assert_array_equal(answer.published, initial)
+    assert (answer.policy_version, made.version) == (4, 4)
+    first.train(batch_of(), shuffle=False)
+    again = made.train(batch_of(), shuffle=False)  # Adam's moments are new, too
+    np.testing.assert_array_equal(again.published, first.publish().published)
+    assert numbers(again)["updates"] == 4
+    with pytest.raises(RuntimeError, match=r"no policy yet: call build\(spaces\) first"):
+        Learner(SPEC, PPOLoss()).begin_again()
