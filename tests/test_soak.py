@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import threading
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flowrl
-from benchmarks import chaos, goodput, ledger, soak, trend
+from benchmarks import chaos, goodput, ledger, soak, trend, watch
 from flowrl import Restart
 from flowrl.algorithms import ApexConfig, IMPALAConfig, PPOConfig
 from flowrl.rl import EnvContext
@@ -144,6 +145,49 @@ def test_memory_and_files_of_a_process_are_read_and_those_of_no_process_left_out
     assert files is not None
     assert files.per_hour == pytest.approx(3600)
     assert {said.split(":")[0] for _, said in holdings.growing()} >= {"files"}
+
+
+class Stalled:
+    """A run that gives nothing."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+
+    def stats(self) -> Any:
+        with flowrl.run(flowrl.from_iterable(list), flowrl.Local()) as run:
+            return run.stats()
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_a_run_without_items_is_a_violation_and_is_closed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watch, "EVERY_S", 0.01)
+    monkeypatch.setattr(watch, "held_by_ray", dict)
+    run, violations = Stalled(), watch.Violations(0.0)
+    watching = watch.Watch(run, violations, trend.Holdings(soak.LIMITS, 0.0), 0.05)  # type: ignore[arg-type]
+    watching.start()
+    assert run.closed.wait(30)
+    watching.end()
+    assert not watching._exit.is_alive()
+    (found,) = violations.found
+    assert found["node"] == "run"
+    assert found["said"].startswith("no item for ")
+    captured = capfd.readouterr()
+    assert "VIOLATION at" in captured.out
+    assert "watch.py" in captured.err  # where every thread is
+
+
+def test_a_process_that_stays_behind_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "LEAVES_S", 0.05)
+    monkeypatch.setattr(watch, "references", lambda: 12)
+    found = watch.left_behind({"this": os.getpid(), "none": 2**22 + 1}, 7)
+    assert found == [
+        ("this", f"process {os.getpid()} is still there 0.05 s after the run"),
+        ("references", "5 more than before the run"),
+    ]
 
 
 def test_faults_come_by_their_seed_and_each_kind_by_its_own(tmp_path: Path) -> None:
