@@ -32,6 +32,7 @@ class AskCursor(Cursor):
         self.keeper: Keeper | None = None  # of the actors that are asked, where they outlive their deaths
         within_s = stage.op.answers_within_s
         self._deadline = None if within_s is None else Deadline(run, name, within_s)
+        self._waking = None if within_s is None else Deadline(run, name, within_s)  # going on from a snapshot
 
     def upstreams(self) -> list[Cursor]:
         return [self.upstream]
@@ -82,9 +83,13 @@ class AskCursor(Cursor):
         assert keeper is not None
         keeper.begin()
         while keeper.away:
+            if self._waking is not None and keeper.calls:
+                self._waking.watch(keeper.calls[0])
             if not self.run.deterministic:
                 return True
             self.run.wait_in_place(keeper.calls)
+        if self._waking is not None:
+            self._waking.leave()
         return False
 
     def _fill(self) -> Signal:
@@ -149,8 +154,9 @@ class AskCursor(Cursor):
 
     def close(self) -> None:
         super().close()
-        if self._deadline is not None:
-            self._deadline.leave()
+        for deadline in (self._deadline, self._waking):
+            if deadline is not None:
+                deadline.leave()
         self._window.clear()
         self._rest.clear()
         self.upstream.close()

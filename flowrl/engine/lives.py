@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flowrl.engine.core import Engine
 
 
-LOOK_S = 1.0  # between two looks for a place
+LOOK_S = 0.5  # between two looks for a place
 SLOW_S = 30.0  # after which it is said that an actor has not come up
 
 _log = logging.getLogger("flowrl")
@@ -133,6 +133,7 @@ class Lives:
             return
         state.up = True
         if again:
+            engine.accounts.settled(f"{state.name} waits ")
             engine.accounts.merge([(state.group, None, "restarts", "sum", 1.0, 1.0)])
         if not self._greeting:
             return

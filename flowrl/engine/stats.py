@@ -136,6 +136,11 @@ class Accounts:
             self.warnings[:] = [warning for warning in self.warnings if not warning.startswith(f"{about} ")]
             self.warnings.append(said)
 
+    def settled(self, about: str) -> None:
+        """Takes back the warnings that begin so."""
+        with self.lock:
+            self.warnings[:] = [warning for warning in self.warnings if not warning.startswith(about)]
+
     def merge(self, deltas: Sequence[Delta]) -> None:
         """Metrics that were recorded on the driver, or came with an answer; each is to be merged exactly once."""
         with self.lock:

@@ -60,6 +60,12 @@ def test_those_of_whom_nothing_is_wished_leave_the_others_their_places() -> None
     assert Counter(found["workers"]) == {"b": 3, "c": 3}
 
 
+def test_one_that_came_later_is_left_to_ray_and_placed_after_its_death() -> None:
+    made, _ = assigned({"g": {"strategy": "SPREAD"}}, GroupPlan("g", 2, 1, 0))
+    assert made.node_of(("g", 2)) is None
+    assert made.again(("g", 2), NODES) == "c"
+
+
 def test_no_room_is_said() -> None:
     told = r"no node has room for g\[0\] \(CPU: 5, fast: 1 needed; free on the nodes: CPU: 4, fast: 0\)"
     with pytest.raises(NoNode, match=told):
