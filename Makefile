@@ -2,10 +2,12 @@
 #
 #   make PYTHON=/path/to/python3.12 train    with that interpreter
 #   make VENV=/tmp/env test                  with the virtual environment there
-#   make test PYTEST_ARGS="-m slow"          the slow tests instead
+#   make test PYTEST_ARGS="-m slow"          pytest with these arguments instead
+#   make test JOBS=1                         one test at a time (otherwise a process a core, at most 8)
 
 VENV ?= .venv
 PYTEST_ARGS ?=
+JOBS ?= logical
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
 	if $$python -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then echo $$python; break; fi; done)
@@ -22,11 +24,20 @@ help:
 train: $(INSTALLED)
 	$(VENV)/bin/flowrl train ppo --env CartPole-v1 --stop-return 475
 
+# A process a core for the tests without Ray; those with it use all cores by themselves, and some measure time, so they
+# come after, one at a time. Both parts run, whatever the first gave.
 test: $(INSTALLED)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+ifdef PYTEST_ARGS
 	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+else
+	status=0; \
+	$(VENV)/bin/python -m pytest -m "not slow and not ray" -n $(JOBS) --maxprocesses 8 --dist worksteal || status=$$?; \
+	$(VENV)/bin/python -m pytest -m "not slow and ray" || status=$$?; \
+	exit $$status
+endif
 
 install: $(INSTALLED)
 

@@ -95,7 +95,7 @@ class AsynchronousConfig(CollectingConfig):
 
 def fragments_of(cfg: AsynchronousConfig) -> Flow[Batch]:
     """Fragments (T, N) of the config's workers, as they are ready."""
-    fragments = ParallelRollouts(workers_of(cfg, next_obs=True))
+    fragments = ParallelRollouts(workers_of(cfg, next_obs=True, values=False))
     if cfg.aggregators:
         aggregators = actors(Aggregator, count=cfg.aggregators, name="aggregators")
         fragments = fragments.aggregate(aggregators, fan_in=cfg.fan_in)

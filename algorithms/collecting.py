@@ -41,6 +41,8 @@ class CollectingConfig:
     """What the death of the learner's process means: the run stops, or it goes on from a snapshot of its state."""
     snapshot_every: int = 10
     """Calls of the learner between two snapshots, with on_learner_failure=Restart(n)."""
+    learner_timeout_s: float | None = None
+    """How long one call of a lone learner may take before it counts as dead; None: 1,800 s."""
     evaluate_every_env_steps: int | None = None
     """Evaluate after so many environment steps again and again, on an actor of its own; None: never."""
     evaluate_episodes: int = 20
@@ -49,7 +51,9 @@ class CollectingConfig:
     """Where each evaluation leaves a video of its first episode; needs the extra `video`."""
 
     def __post_init__(self) -> None:
-        check_fields(self, whole=("num_workers", "envs_per_worker", "unroll"), or_none=("reward_clip",))
+        check_fields(
+            self, whole=("num_workers", "envs_per_worker", "unroll"), or_none=("reward_clip", "learner_timeout_s")
+        )
         for name, kind in (("policy", rl.PolicySpec), ("env_options", rl.EnvOptions)):
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{name} must be {kind.__name__}(...), got {getattr(self, name)!r}")
@@ -84,9 +88,11 @@ def check_policies(cfg: Any, **known: tuple[type, ...]) -> None:
 
 
 def kept(cfg: CollectingConfig) -> dict[str, Any]:
-    """What an operator that asks the learner is told of its death."""
-    lone = isinstance(cfg.on_learner_failure, Raise)
-    return {} if lone else {"on_failure": cfg.on_learner_failure, "snapshot_every": cfg.snapshot_every}
+    """What an operator that asks the learner is told of its death, and when it counts as dead."""
+    timeout = {} if cfg.learner_timeout_s is None else {"timeout_s": cfg.learner_timeout_s}
+    if isinstance(cfg.on_learner_failure, Raise):
+        return timeout
+    return {"on_failure": cfg.on_learner_failure, "snapshot_every": cfg.snapshot_every, **timeout}
 
 
 def workers_of(

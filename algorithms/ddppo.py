@@ -32,11 +32,11 @@ class DDPPOConfig(PPOConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self, positive=("peer_timeout_s",))
-        if self.on_learner_failure != Raise():
-            raise ValueError(
-                f"on_learner_failure={self.on_learner_failure!r} has no part in DD-PPO, whose workers learn: set "
-                "on_worker_failure"
-            )
+        for name, instead in (("on_learner_failure", "on_worker_failure"), ("learner_timeout_s", "peer_timeout_s")):
+            if getattr(self, name) not in (None, Raise()):
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} has no part in DD-PPO, whose workers learn: set {instead}"
+                )
 
     def graph(self) -> Flow[Summary]:
         """The whole algorithm as a flow of summaries."""

@@ -14,6 +14,7 @@ OF_THE_MIX = frozenset(entry.name for entry in fields(CollectingConfig)) - {
     "policy",
     "on_learner_failure",
     "snapshot_every",
+    "learner_timeout_s",
 }
 
 

@@ -34,7 +34,8 @@ class HandWorker:
     def __init__(self, cfg: IMPALAConfig | A3CConfig, index: int):
         self.worker = RolloutWorker(
             cfg.env, cfg.policy, steps=cfg.unroll, num_envs=cfg.envs_per_worker,
-            next_obs=isinstance(cfg, IMPALAConfig), index=index, count=cfg.num_workers, seed=index,
+            next_obs=isinstance(cfg, IMPALAConfig), values=isinstance(cfg, A3CConfig),
+            index=index, count=cfg.num_workers, seed=index,
         )  # fmt: skip
 
     def spaces(self) -> Any:

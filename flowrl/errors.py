@@ -7,7 +7,8 @@ FlowError
 ├── OperatorError       code of the user raised something that may not travel through a stream
 ├── RemoteError         an exception of an actor that cannot be pickled; names its type
 ├── CheckpointError     what was to be saved or loaded cannot be: damaged, foreign, newer, no place for a value
-└── ActorDied           the process of an actor ended
+├── ActorDied           the process of an actor ended
+└── PayloadLost         a value was lost with the node that held it
 EndOfStream             raised by a source's method to end its shard (not an error)
 """
 
@@ -44,6 +45,10 @@ class CheckpointError(FlowError, ValueError):
 
 class ActorDied(FlowError):  # noqa: N818
     """The process of an actor ended, and the failure policy of its group does not go on."""
+
+
+class PayloadLost(FlowError):  # noqa: N818
+    """A value cannot be had any more: the node that held it was lost. A run counts such an item and goes on."""
 
 
 class EndOfStream(Exception):  # noqa: N818  (a signal, like StopIteration)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Restart:
     """Start a dead shard again, up to `times` in a row, waiting backoff_s, 2·backoff_s, 4·backoff_s … before each try.
 
-    The count starts anew when the restarted shard has answered.
+    The count starts anew when the restarted shard has answered, unless it dies after as many answers every time.
     """
 
     times: int = 3

@@ -262,6 +262,11 @@ class Pending(Generic[T]):
         return bool(self.call.done)
 
     @property
+    def lost(self) -> bool:
+        """Whether there will be no answer: it died with its actor, or nobody was there to be asked."""
+        return bool(self.call.lost)
+
+    @property
     def ref(self) -> Ref[T]:
         """A reference to the answer, also while it is still out; other actors may be sent it."""
         return self.run.ref_to(self.call)

@@ -72,8 +72,9 @@ class Context:
         """
         return self._need_run("actors").actors_of(group)
 
-    def published(self, learner: ActorHandle[Any]) -> tuple[int, Ref[Any]] | None:
-        """The newest weights that an actor published, as (version, reference); None before the first."""
+    def published(self, learner: ActorHandle[Any] | ActorGroup[Any]) -> tuple[int, Ref[Any]] | None:
+        """The newest weights that an actor, or any of a group, published, as (version, reference); None before the
+        first."""
         return self._need_run("published").published(learner)
 
     @property
@@ -193,6 +194,14 @@ class AskOperator(Operator[In, Out]):
         return False
 
     @property
+    def answers_within_s(self) -> float | None:
+        """How long its calls may be waited for, each from when nothing before it is out; then the actor counts as dead.
+
+        None, the default: as long as it takes.
+        """
+        return None
+
+    @property
     def kept(self) -> Kept | None:
         """The group that it asks, where its actors are to outlive their deaths; None leaves a death to end the run."""
         return None
@@ -200,6 +209,10 @@ class AskOperator(Operator[In, Out]):
     def ask(self, value: Ref[Any], ctx: Context) -> Pending[Any] | None:
         """The call for one item; None drops it, which the operator counts (`ctx.metrics`)."""
         raise NotImplementedError(f"{type(self).__name__} must define ask(self, value, ctx)")
+
+    def steps_asked(self, pending: Pending[Any], steps: int) -> int:
+        """The environment steps that a call was asked with; fewer than the item's `steps` where `ask` left some out."""
+        return steps
 
     def pending_state(self, make: Callable[[Info], Any]) -> Any:
         """What `remade` needs to make the value of a call's answer anew, where `made_from_info` was given `make`.

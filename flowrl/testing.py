@@ -199,6 +199,12 @@ class Virtual(Local):
         self._stored[id(sent.payload)] = (sent.payload, done)
         return sent
 
+    def restart(self, actor: Any, plan: GroupPlan, index: int) -> Any:
+        """A new host in this process; it has nothing to do yet."""
+        made = self.create(plan, index)
+        self._free.pop(made.host.me.name, None)
+        return made
+
     def pull(self, actor: Any) -> Sent:
         """As any other message."""
         return self.send(actor, _pull_message(actor), ())

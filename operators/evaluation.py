@@ -64,7 +64,7 @@ class EvaluateEvery(Operator[Any, Any]):
         return ()
 
     def _begin(self, ctx: Context) -> None:
-        newest = ctx.published(ctx.actors(self.learner)[0])
+        newest = ctx.published(self.learner)
         if newest is None:
             return
         version, weights = newest

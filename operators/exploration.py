@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flowrl.functions import label_of
 from flowrl.handles import ActorGroup, ActorHandle, check_group
 from flowrl.numbers import check_finite
 from flowrl.operator import Context, Operator
 from flowrl.rl.schedules import Rate, check_is_rate, value_at
-
-Told = tuple[float, ...]  # one for all environments of a worker, or one for each
 
 
 @dataclass(repr=False)  # a schedule by name where it is a function
@@ -61,7 +60,8 @@ class SetEpsilon(Operator[Any, Any]):
         return f"SetEpsilon({', '.join([self.workers.name, rate, *more])})"
 
     def open(self) -> None:
-        self._told: dict[ActorHandle[Any], Told] = {}
+        self._told: dict[ActorHandle[Any], float] = {}  # the value that a worker's ε were made of
+        self._envs = 0 if self.per_env is None else _num_envs(self.workers)
 
     def process(self, value: Any, ctx: Context) -> Iterable[Any]:
         workers = ctx.actors(self.workers)
@@ -75,19 +75,18 @@ class SetEpsilon(Operator[Any, Any]):
             self._tell(handle, ctx.env_steps)
 
     def _tell(self, handle: ActorHandle[Any], env_steps: int) -> None:
-        told = self._epsilons(handle.index, env_steps)
-        if self._told.get(handle) != told:
-            self._told[handle] = told
-            extra = {} if self.policy is None else {"policy": self.policy}
-            handle.tell("set_epsilon", told[0] if self.per_env is None else np.array(told), **extra)
-
-    def _epsilons(self, worker: int, env_steps: int) -> Told:
         value = self._value(env_steps)
+        if self._told.get(handle) != value:
+            self._told[handle] = value
+            extra = {} if self.policy is None else {"policy": self.policy}
+            handle.tell("set_epsilon", self._epsilon_of(handle.index, value), **extra)
+
+    def _epsilon_of(self, worker: int, value: float) -> float | NDArray[np.float64]:
         if self.per_env is None:
-            return (value,)
-        envs = _num_envs(self.workers)
-        last = max(self.workers.count * envs - 1, 1)
-        return tuple(value ** (1 + self.per_env * (worker * envs + n) / last) for n in range(envs))
+            return value
+        first = worker * self._envs
+        last = max(self.workers.count * self._envs - 1, 1)
+        return np.array([value ** (1 + self.per_env * env / last) for env in range(first, first + self._envs)])
 
     def _value(self, env_steps: int) -> float:
         value = float(value_at(self.epsilon, env_steps, "epsilon"))

@@ -16,7 +16,16 @@ from flowrl.handles import ActorGroup, ActorHandle, Pending
 from flowrl.numbers import check_whole
 from flowrl.operator import AskOperator, Context, Kept, Operator
 from flowrl.operators.staleness import Staleness, Told
-from flowrl.operators.training import TrainInfo, check_keeping, check_one_learner, kept_of, losses_of, tell_spaces
+from flowrl.operators.told_spaces import ToldSpaces
+from flowrl.operators.training import (
+    LEARNER_TIMEOUT_S,
+    TrainInfo,
+    check_keeping,
+    check_one_learner,
+    check_timeout,
+    kept_of,
+    losses_of,
+)
 from flowrl.ref import Info, Ref
 from flowrl.rl.gradient_batch import GRADIENTS, ROWS, Gradients
 from flowrl.rl.gradients import mean_gradient
@@ -34,8 +43,9 @@ class ComputeGradients(Operator[Batch, Gradients]):
     """The gradient of the mean loss over each item's valid rows, computed in the shard with the weights it acts with.
 
     Comes out as a Batch of one row with the columns `gradients` (1, P) float32 and `rows` (1,), which counts as many
-    environment steps as rows and has the version of the weights; without a row of this policy it is 0, of 0 rows. The
-    loss's metrics are the policy's. Not clipped: that is done once gradients are averaged.
+    environment steps as rows and has the version of the weights; without a row of this policy it is 0, of 0 rows. A
+    column `policy` says what it was made for, so that those of two policies are not taken for one another's. The loss's
+    metrics are the policy's. Not clipped: that is done once gradients are averaged.
 
     The shard's actor has `get_weights()` (flat weights and version), `spaces()` and `env_steps` (what schedules are
     functions of, see ApplyGradients), as a RolloutWorker has. There is no target network here that follows.
@@ -75,9 +85,9 @@ class ComputeGradients(Operator[Batch, Gradients]):
     def process(self, value: Batch | MultiAgentBatch, ctx: Context) -> Iterable[Gradients]:
         worker = ctx.actor
         policy, version = self._newest(worker)
-        batch = batch_of(value, self.policy_id)
+        batch, made_for = batch_of(value, self.policy_id), policy.described(self.policy_id)
         if batch is None:
-            yield Gradients.of(np.zeros(policy.flat_parameters.shape, np.float32), 0)
+            yield Gradients.of(np.zeros(policy.flat_parameters.shape, np.float32), 0, policy=made_for)
             return
         where = f"gradients of policy {self.policy_id!r}, version {version}"
         rows = rows_of(batch, policy, frozenset(self.loss.needs), where, sequences=wants_sequences(self.loss))
@@ -88,7 +98,7 @@ class ComputeGradients(Operator[Batch, Gradients]):
         for name, number in made.metrics.items():
             ctx.metrics.last(name, number, policy=self.policy_id)
         moments = None if policy.statistics is None else policy.statistics.moments_of(batch)
-        yield Gradients.of(made.flat.numpy(), made.rows, moments)
+        yield Gradients.of(made.flat.numpy(), made.rows, moments, made_for)
 
     def _newest(self, actor: Any) -> tuple[Policy, int]:
         if self._policy is None:
@@ -108,7 +118,8 @@ class ComputeGradients(Operator[Batch, Gradients]):
 class AverageGradients(Operator[Gradients, Gradients]):
     """`n` gradients as one item, by reference; the rest comes out at the end.
 
-    The learner takes their mean, weighted by rows: k equal microbatches give the update of one full batch.
+    The learner takes their mean, weighted by rows: k equal microbatches give the update of one full batch. Those of
+    different policies have no mean: the learner refuses them and names both.
 
     n: how many; the number of workers behind gather_sync, so that each gives one.
     """
@@ -155,7 +166,7 @@ class ApplyGradients(AskOperator[Gradients, TrainInfo]):
     Metrics: policy_age_p50, policy_age_p95 and sample_reuse, as TrainOneStep has them.
 
     in_flight: gradients that are on their way to the learner at once.
-    on_failure, snapshot_every: as TrainOneStep's.
+    on_failure, snapshot_every, timeout_s: as TrainOneStep's.
     """
 
     needs: ClassVar[frozenset[str]] = COLUMNS
@@ -164,11 +175,13 @@ class ApplyGradients(AskOperator[Gradients, TrainInfo]):
     in_flight: int = 1
     on_failure: FailurePolicy | None = None
     snapshot_every: int | None = None
+    timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         check_whole("in_flight", self.in_flight)
         check_one_learner("ApplyGradients", self.learner)
         check_keeping("ApplyGradients", self.learner, self.on_failure, self.snapshot_every)
+        check_timeout("ApplyGradients", self.learner, self.timeout_s)
 
     @property
     def outlives_losses(self) -> bool:
@@ -176,22 +189,28 @@ class ApplyGradients(AskOperator[Gradients, TrainInfo]):
         return isinstance(self.on_failure, Restart)
 
     @property
+    def answers_within_s(self) -> float | None:
+        return self.timeout_s or LEARNER_TIMEOUT_S
+
+    @property
     def kept(self) -> Kept | None:
         return kept_of(self.learner, self.on_failure, self.snapshot_every)
 
     def actor_started(self, handle: ActorHandle[Any], ctx: Context) -> None:
         if handle in ctx.actors(self.learner):
-            tell_spaces(handle, ctx)
+            self._spaces.tell(handle, ctx)
         elif ctx.env_steps:
             self._tell_steps((handle,), ctx)
 
     def open(self) -> None:
         self._staleness = Staleness()
+        self._spaces = ToldSpaces()
         # A message has its price, so nobody is told what nothing follows.
         losses = losses_of(self.learner)
         self._follow_steps = not losses or any(may_follow_steps(loss) for loss in losses)
 
     def ask(self, value: Ref[Gradients], ctx: Context) -> Pending[TrainInfo]:
+        self._spaces.note()
         learner = ctx.actors(self.learner)[0]
         self._tell_steps(ctx.origins, ctx)
         pending = learner.ask("apply_gradients", value, env_steps=ctx.env_steps)

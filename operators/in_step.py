@@ -5,12 +5,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from flowrl.errors import ActorDied, FlowError
 from flowrl.handles import ActorHandle, Pending
 from flowrl.ref import Info, Ref
 
+T = TypeVar("T")
 Handles = tuple[ActorHandle[Any], ...]
 
 
@@ -20,6 +21,7 @@ class TrainingGroup:
     def __init__(self, timeout_s: float):
         self._timeout_s = timeout_s
         self._met: Handles = ()
+        self._last: tuple[Pending[Any], ...] = ()  # the calls of the round before
 
     def begin_anew(self) -> None:
         """Before the next call they meet again."""
@@ -32,30 +34,51 @@ class TrainingGroup:
 
         Raises:
             PeerLost: they cannot reach each other.
+            FlowError: one of them does not answer.
         """
-        if learners != self._met:
+        # One of whom a call was lost with a part of the item has not met the others in it, who gave it up.
+        if learners != self._met or any(pending.lost for pending in self._last):
             self._meet(learners)
         others: list[Pending[Any]] = []
         # Where all live in this process the first one does the work of all, so it is asked last.
         for rank, (part, share) in reversed(list(enumerate(dealt(value.parts, learners)))):
             pending = learners[rank].ask("train_in_step", part, share=share, **options)
             others.append(pending)
+        self._last = tuple(others)
         return others.pop(), others
 
     def _meet(self, learners: Handles) -> None:
         from flowrl.rl.peers import CONNECT_S, Meeting
 
+        # Building a policy, which may come before it, takes a busy machine a while and is nobody's absence.
+        patience_s = max(self._timeout_s, CONNECT_S)
         asked = [learner.ask("whereabouts") for learner in learners]
-        places = tuple(pending.result() for pending in asked)
+        places = tuple(self._met_in_time(pending, patience_s).result() for pending in asked)
         names = tuple(learner.name for learner in learners)
         meeting = Meeting(uuid.uuid4().hex, names, places, None, self._timeout_s)
         if not meeting.in_one_process:
-            port = learners[0].ask("open_store", CONNECT_S).result()
+            port = self._met_in_time(learners[0].ask("open_store", CONNECT_S), patience_s + CONNECT_S).result()
             meeting = Meeting(meeting.key, names, places, port, self._timeout_s)
         joins = [learners[rank].ask("join", meeting, rank) for rank in reversed(range(len(learners)))]
-        for pending in joins:
-            pending.info()
+        for pending in joins:  # they wait for one another: to connect, and thrice to agree on whose state they take
+            self._met_in_time(pending, patience_s + CONNECT_S + 3 * self._timeout_s)
         self._met = learners
+
+    def _met_in_time(self, pending: Pending[Any], timeout_s: float) -> Pending[Any]:
+        """The same, answered.
+
+        Raises:
+            FlowError: it is not by then.
+        """
+        try:
+            pending.info(timeout_s)
+        except TimeoutError:
+            raise FlowError(
+                f"{pending.call.actor.name} has not answered {pending.call.label!r} within {timeout_s:g} s, so the "
+                f"learners cannot meet (peer_timeout_s={self._timeout_s:g}); where building its policy takes that "
+                "long, let them wait longer, else see what it or its machine hangs in"
+            ) from None
+        return pending
 
     def check(self, info: Info, answer: Pending[Any], others: Sequence[Pending[Any]]) -> bool:
         """Whether the call came to something: no learner was lost in it. The others' answers are taken in too.
@@ -68,7 +91,7 @@ class TrainingGroup:
         died = False
         for pending in others:
             try:
-                self._answer_of(pending) if lost else pending.info()
+                self._answer_of(pending)
             except ActorDied:  # what that means its failure policy says
                 died = True
         if not lost:
@@ -94,14 +117,14 @@ class TrainingGroup:
                 return
 
     def _answer_of(self, pending: Pending[Any]) -> Info:
-        """What a learner says that the others have lost."""
+        """What a learner says when the others have answered."""
         try:
             return pending.info(self._timeout_s)
         except TimeoutError:
             raise FlowError(
-                f"{pending.call.actor.name} does not answer: the other learners gave it up after "
-                f"peer_timeout_s={self._timeout_s:g}, and as long again has passed since; where its updates take that "
-                "long, let them wait longer, else see what its loss or its machine hangs in"
+                f"{pending.call.actor.name} does not answer: the other learners are done, or gave it up after "
+                f"peer_timeout_s={self._timeout_s:g}, and as long has passed since; where its updates take that long, "
+                "let them wait longer, else see what its loss or its machine hangs in"
             ) from None
 
 

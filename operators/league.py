@@ -48,7 +48,7 @@ class SnapshotToLeague(Operator[Any, Any]):
         self._told = self._frozen = 0  # versions
 
     def process(self, value: Any, ctx: Context) -> Iterable[Any]:
-        newest = ctx.published(ctx.actors(self.learner)[0])
+        newest = ctx.published(self.learner)
         if newest is not None and newest[0] > self._told:
             self._told, weights = newest
             updates, player = self._told - self._frozen, self.learner.kwargs["policy_id"]

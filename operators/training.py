@@ -11,14 +11,16 @@ from typing import Any
 from flowrl.batch import Batch
 from flowrl.failures import FailurePolicy, Ignore, Raise, Restart
 from flowrl.handles import ActorGroup, ActorHandle, Pending
-from flowrl.numbers import check_fields, check_whole
+from flowrl.numbers import check_fields, check_finite, check_whole
 from flowrl.operator import AskOperator, Context, Kept
 from flowrl.operators.in_step import TrainingGroup
 from flowrl.operators.staleness import Age, Staleness, Told
+from flowrl.operators.told_spaces import ToldSpaces
 from flowrl.ref import Info, Ref
 
 SNAPSHOT_EVERY = 10  # calls of a learner between two snapshots of its state
 PEER_TIMEOUT_S = 120.0  # how long learners in step wait for one another
+LEARNER_TIMEOUT_S = 1800.0  # how long one call of a lone learner may take
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
     snapshot_every: a lone learner's state is kept in the object store after so many calls (None: 10); it goes on from
         one that is that old at most, and by those calls that were out. Only with on_failure=Restart(n).
 
+    timeout_s: a lone learner that has not answered a call after so long (None: 1,800 s) hangs, and counts as dead.
+
     max_policy_lag: no row is trained on whose weights are more than so many versions behind those that its training
         begins with; fragments that are older, calls that are out counted in, are dropped from the batch and counted
         before the learner is asked, and a batch of which nothing is left is not trained on. None trains on everything.
@@ -91,6 +95,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
     microbatch: int | None = None
     in_flight: int = 1
     peer_timeout_s: float | None = None
+    timeout_s: float | None = None
     max_policy_lag: int | None = None
     on_failure: FailurePolicy | None = None
     snapshot_every: int | None = None
@@ -103,6 +108,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
             check_whole(name, value)
         if self.peer_timeout_s is not None:
             check_fields(self, positive=("peer_timeout_s",))
+        check_timeout("TrainOneStep", self.learner, self.timeout_s)
         if self.max_policy_lag is not None:
             check_whole("max_policy_lag", self.max_policy_lag, at_least=0)
         check_keeping("TrainOneStep", self.learner, self.on_failure, self.snapshot_every)
@@ -113,12 +119,18 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
         return self.learner.count > 1 or isinstance(self.on_failure, Restart)
 
     @property
+    def answers_within_s(self) -> float | None:
+        """Those in step look after each other."""
+        return None if self.learner.count > 1 else self.timeout_s or LEARNER_TIMEOUT_S
+
+    @property
     def kept(self) -> Kept | None:
         return kept_of(self.learner, self.on_failure, self.snapshot_every)
 
     def open(self) -> None:
         self._group = TrainingGroup(PEER_TIMEOUT_S if self.peer_timeout_s is None else self.peer_timeout_s)
         self._staleness = Staleness()
+        self._spaces = ToldSpaces()
         self._out: deque[Pending[Any]] = deque()  # calls that may not be answered yet
 
     def get_state(self) -> dict[str, Any]:
@@ -136,13 +148,14 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
     def actor_started(self, handle: ActorHandle[Any], ctx: Context) -> None:
         if handle in ctx.actors(self.learner):
             self._group.begin_anew()
-            tell_spaces(handle, ctx)
+            self._spaces.tell(handle, ctx)
 
     def ask(self, value: Ref[Batch], ctx: Context) -> Pending[TrainInfo] | None:
+        self._spaces.note()
         learners = ctx.actors(self.learner)
         if len(learners) > 1:
             learners = ctx.living(self.learner) or learners
-        given = value if self.max_policy_lag is None else self._young(value, learners[0], ctx)
+        given = value if self.max_policy_lag is None else self._young(value, ctx)
         if given is None:
             return None
         options: dict[str, Any] = {"epochs": self.epochs, "minibatch": self.minibatch}
@@ -165,6 +178,9 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
         made = pending.made_from_info(self.remade(state, pending, ctx))
         return made.watched(others, partial(self._group.look, pending, others)) if others else made
 
+    def steps_asked(self, pending: Pending[Any], steps: int) -> int:
+        return int(pending.make.state["steps"]) if isinstance(pending.make, Told) else steps
+
     def pending_state(self, make: Any) -> Any:
         return make.state
 
@@ -177,12 +193,12 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
 
         return Told(self._staleness, trained, state["parts"], ctx, state)
 
-    def _young(self, value: Ref[Batch], learner: ActorHandle[Any], ctx: Context) -> Ref[Batch] | None:
+    def _young(self, value: Ref[Batch], ctx: Context) -> Ref[Batch] | None:
         """What is left of a batch without what would be too old when its training begins."""
         assert self.max_policy_lag is not None
         while self._out and self._out[0].done:
             self._out.popleft()
-        newest = ctx.published(learner)
+        newest = ctx.published(self.learner)
         # The calls that are out come first, and each makes one version.
         least = (0 if newest is None else newest[0]) + len(self._out) - self.max_policy_lag
         given = value.only(lambda part: part.policy_version is None or part.policy_version >= least)
@@ -216,6 +232,24 @@ def check_keeping(
         raise ValueError(f"{node}: {cls.__name__} has no resume(state, at_least), so Restart has nothing to go on from")
 
 
+def check_timeout(node: str, learner: ActorGroup[Any], timeout_s: float | None) -> None:
+    """Nothing, if it is how long a lone learner may take over a call.
+
+    Raises:
+        ValueError: it is no number above 0, or the learners are several.
+    """
+    if timeout_s is None:
+        return
+    check_finite(f"{node}: timeout_s", timeout_s)
+    if timeout_s <= 0:
+        raise ValueError(f"{node}: timeout_s must be above 0, got {timeout_s!r}")
+    if learner.count > 1:
+        raise ValueError(
+            f"{node}: timeout_s={timeout_s!r} is for a lone learner, and {learner.name!r} has {learner.count}: they "
+            "train in step and wait peer_timeout_s for one another"
+        )
+
+
 def kept_of(learner: ActorGroup[Any], on_failure: FailurePolicy | None, every: int | None) -> Kept | None:
     """How the learners are kept; None where a death ends the run, or a flow that they are sources of has a say."""
     return (
@@ -233,13 +267,6 @@ def check_one_learner(node: str, learner: ActorGroup[Any]) -> None:
     """
     if learner.count != 1:
         raise ValueError(f"{node} trains one learner, group {learner.name!r} has {learner.count}")
-
-
-def tell_spaces(learner: ActorHandle[Any], ctx: Context) -> None:
-    """A learner that has just started is told the spaces of the graph's environments, to build its policy for them."""
-    environments = ctx.having("spaces")
-    if environments:
-        learner.ask("build", environments[0].ask("spaces"))
 
 
 def losses_of(learner: ActorGroup[Any]) -> list[Any]:

@@ -46,7 +46,7 @@ class SendWeights(Operator[Any, Any]):
         self._last_env_steps = 0
 
     def process(self, value: Any, ctx: Context) -> Iterable[Any]:
-        newest = ctx.published(ctx.actors(self.learner)[0])
+        newest = ctx.published(self.learner)
         if newest is not None and self._due(newest[0], ctx.env_steps):
             self._last_version, self._last_env_steps = newest[0], ctx.env_steps
             for handle in ctx.origins if self.to == "origin" else ctx.actors(self.to):
@@ -55,7 +55,7 @@ class SendWeights(Operator[Any, Any]):
 
     def actor_started(self, handle: ActorHandle[Any], ctx: Context) -> None:
         targets = ctx.having("set_weights") if self.to == "origin" else ctx.actors(self.to)
-        newest = ctx.published(ctx.actors(self.learner)[0])
+        newest = ctx.published(self.learner)
         if handle in targets and newest is not None:
             self._has.pop(handle, None)
             self._send(handle, *newest)

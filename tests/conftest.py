@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 
 # Before anything imports NumPy or torch. Two cores run several actors, and one thread makes sums reproducible.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
+
+# A shell starts what it runs in the background with Ctrl-C ignored, and so would be every test of an interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 from hypothesis import settings
@@ -29,7 +34,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Leaves no reproductions of faults that tests had on purpose."""
+    """Leaves no reproductions of faults that tests had on purpose; the process that ends last cleans up for all."""
+    if hasattr(session.config, "workerinput"):
+        return  # one of several processes of pytest-xdist
     shutil.rmtree(session.config.rootpath / "flowrl-crashes", ignore_errors=True)
 
 

@@ -359,7 +359,7 @@ def test_a_closed_output_is_no_error(tmp_path: Path) -> None:
 
 
 def test_nobody_reading_on_is_no_error() -> None:
-    command = f"{sys.executable} -m flowrl.cli graph ppo | true"
+    command = f"{sys.executable} -m flowrl.cli list | true"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
     assert done.stderr == ""
 

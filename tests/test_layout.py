@@ -68,7 +68,7 @@ def inside(name: str, *packages: str) -> bool:
 def forbidden(module: str) -> tuple[str, ...]:
     """What a module may not import, anywhere in it."""
     bare = LINKED  # the guarded names
-    no_ray = () if module == "flowrl.backends.ray" else ("ray",)
+    no_ray = () if module == "flowrl.backends.ray" or module.startswith("flowrl.backends.ray_") else ("ray",)
     parts = ("flowrl.operators", "flowrl.algorithms")
     hidden = ("flowrl.engine", "flowrl.backends", "flowrl.cli")
     if inside(module, "flowrl.algorithms"):
@@ -131,6 +131,7 @@ def test_the_rule_finds_what_it_forbids(module: str, source: str, name: str) -> 
     ("module", "source"),
     [
         ("flowrl.backends.ray", "def start():\n    import ray"),
+        ("flowrl.backends.ray_connection", "def start():\n    import ray"),
         ("flowrl.engine.run", "from flowrl.backends.protocol import Backend\nfrom flowrl.operator import Operator"),
         ("flowrl.rl.policy", "import torch\nimport gymnasium as gym"),
         ("flowrl.operators.weights", "from flowrl.handles import actor\nfrom flowrl.rl import Learner\nimport torch"),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from time import monotonic, sleep
 from typing import Any
 
-from flowrl.backends.protocol import GroupPlan, Sent
+from flowrl.backends.protocol import Copy, GroupPlan, Sent
 from flowrl.engine.failure import record_of
 from flowrl.engine.host import Host
 from flowrl.engine.record import FAILED, Record, opened, sealed
@@ -123,6 +123,10 @@ class Local:
     def load(self, payload: Any) -> Any:
         """The payload's value."""
         return payload.load()
+
+    def copy(self, payload: Any) -> Copy:
+        """It is where the driver is."""
+        return Copy(there=True)
 
     def store(self, value: Any) -> Any:
         """A payload of the driver's own."""

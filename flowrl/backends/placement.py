@@ -53,9 +53,9 @@ class Placement:
         """The group whose nodes it is to share."""
         return self._wishes.get(group, {}).get("colocate")
 
-    def spread(self, group: str) -> bool:
-        """Whether its actors are to be spread over the nodes."""
-        return self._wishes.get(group, {}).get("strategy") == "SPREAD"
+    def strategy(self, group: str) -> str | None:
+        """How its actors are to be distributed over the nodes: SPREAD, PACK, or as it comes."""
+        return self._wishes.get(group, {}).get("strategy")
 
     def asked(self, plan: GroupPlan) -> tuple[float, float, dict[str, float]]:
         """CPUs, GPUs and custom resources of one actor."""

@@ -41,6 +41,24 @@ class Sent:
         self.record: bytes | Record | Died | None = None
 
 
+class NoRoom(Exception):  # noqa: N818  (the engine waits, or takes it for a death)
+    """An actor cannot be started again now; says what is missing. wait_s: how long that may be waited for."""
+
+    def __init__(self, reason: str, wait_s: float):
+        super().__init__(reason)
+        self.wait_s = wait_s
+
+
+class Copy:
+    """Holds a payload's copy on the driver's node. there: whether it has come; until then the payload may be lost."""
+
+    __slots__ = ("held", "there")
+
+    def __init__(self, there: bool = False):
+        self.there = there
+        self.held: Any = None
+
+
 class Backend(Protocol):
     """A place where actors live. Calls on one actor are first in, first out."""
 
@@ -82,7 +100,15 @@ class Backend(Protocol):
         ...
 
     def load(self, payload: Any) -> Any:
-        """The payload's value, brought to the driver."""
+        """The payload's value, brought to the driver.
+
+        Raises:
+            PayloadLost: the node that held it is gone.
+        """
+        ...
+
+    def copy(self, payload: Any) -> Copy:
+        """Begins to bring a copy of a payload to the driver's node; does not wait."""
         ...
 
     def store(self, value: Any) -> Any:
@@ -90,7 +116,11 @@ class Backend(Protocol):
         ...
 
     def restart(self, actor: Any, plan: GroupPlan, index: int) -> Any:
-        """Begins to start a host in place of one whose process ended."""
+        """Begins to start a host in place of one whose process ended.
+
+        Raises:
+            NoRoom: not now; it may be tried again.
+        """
         ...
 
     def now(self) -> float:

@@ -1,27 +1,24 @@
-"""Actors as Ray actors: joins a running Ray, or starts a local one; the only module that imports ray."""
+"""Actors as Ray actors; with ray_*.py beside it, the only modules that import ray."""
 
 from __future__ import annotations
 
-import logging
-import math
 import os
-import socket
-import threading
 from collections.abc import Mapping, Sequence
 from time import monotonic, sleep
 from typing import Any
 
 from flowrl import process
+from flowrl.backends.assignment import Assignment, NoNode, Seat
 from flowrl.backends.placement import Placement
-from flowrl.backends.protocol import Died, GroupPlan, Sent
-from flowrl.engine.failure import record_of
+from flowrl.backends.protocol import Copy, GroupPlan, NoRoom, Sent
+from flowrl.backends.ray_answers import Answers, first_line, last_words
+from flowrl.backends.ray_connection import connect
+from flowrl.backends.ray_resources import free_by_node, lacking, reachable, total_by_node
 from flowrl.engine.host import Host
-from flowrl.engine.record import FAILED, Record, sealed
-from flowrl.errors import ActorDied, FlowError, StartError
+from flowrl.engine.record import sealed
+from flowrl.errors import FlowError, PayloadLost, StartError
 
-MANY = 256  # above so many pending calls ray.wait costs more than completion callbacks
-LAST_WORDS = "flowrl:last-words:"  # of an actor, by its id
-CONNECT_S = 3.0  # how long an address may take to accept a connection
+SETTLE_S = 10.0  # how long what a dead actor held may take to come free
 
 _held: dict[int, dict[str, float]] = {}  # resources of this process's live runs
 _owned_cpus: float | None = None  # of the Ray that this process started, if it did
@@ -32,7 +29,7 @@ class RayHost(Host):
 
     def __init__(self, group: str, index: int):
         super().__init__(group, index)
-        process.belongs_to_one_actor(_last_words)
+        process.belongs_to_one_actor(last_words)
 
     def call(self, message: bytes, *payloads: Any) -> tuple[Any, Any]:
         """The answer to one message."""
@@ -42,22 +39,22 @@ class RayHost(Host):
         """The answer to a pull."""
         return sealed(*super().next())
 
-    def node_id(self) -> str:
-        """The node that this actor lives on; asked where another group is to be colocated."""
-        import ray
-
-        return str(ray.get_runtime_context().get_node_id())
-
 
 class _RayActor:
     """A Ray actor and its cached method options."""
 
-    __slots__ = ("call", "handle", "next")
+    __slots__ = ("call", "handle", "next", "start")
 
     def __init__(self, handle: Any):
         self.handle = handle
         self.call = handle.call.options(num_returns=2)
         self.next = handle.next.options(num_returns=2)
+        self.start: Sent | None = None  # the message that makes its object
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether nothing was heard of it yet."""
+        return self.start is None or (self.start.record is None and self.start.token is not None)
 
 
 class Ray:
@@ -90,12 +87,12 @@ class Ray:
         self._fresh()
 
     def _fresh(self) -> None:
-        self._plans: dict[str, GroupPlan] = {}
+        self._nodes = Assignment(self.place, ())
+        self._starting: dict[Seat, str] = {}  # actors that were started again on these nodes
         self._actors: dict[tuple[str, int], _RayActor] = {}
         self._node = ""  # the driver's, which tells one Ray from the next
         self._free_cpus = False  # our own Ray is oversubscribed: actors are placed without asking for CPUs
-        self._hooked: dict[Sent, Any] = {}  # messages whose completion calls back, with their references
-        self._news = threading.Condition()
+        self._answers = Answers()
 
     def for_one_run(self) -> Ray:
         """The same configuration, for a run of its own."""
@@ -120,17 +117,17 @@ class Ray:
         import ray
 
         self.place.check(plans)
-        self._plans = {plan.name: plan for plan in plans}
+        self._nodes = Assignment(self.place, plans)
         need = self.place.needed(plans)
         global _owned_cpus
         if _owned_cpus is not None and not ray.is_initialized():
             _owned_cpus = None  # the user shut it down
-        if _owned_cpus is not None and not _held and _lacking(need):
+        if _owned_cpus is not None and not _held and lacking(need, _held.values()):
             ray.shutdown()  # nobody uses the one we started, and it is too small
             _owned_cpus = None
-        if not ray.is_initialized():
-            _owned_cpus = _connect(self.address, need)
         warnings: list[str] = []
+        if not ray.is_initialized():
+            _owned_cpus, warnings = connect(self.address, need)
         if _owned_cpus is not None:
             wanted = need.get("CPU", 0.0) + sum(held.get("CPU", 0.0) for held in _held.values())
             cores = os.cpu_count() or 1
@@ -139,13 +136,25 @@ class Ray:
                 warnings.append(f"oversubscribed: the runs ask for {wanted:g} CPUs and this machine has {cores}")
             need = {name: amount for name, amount in need.items() if name != "CPU"}
         self._wait_until_fits(need)
+        if _owned_cpus is None:
+            self._assign(plans)
         self._node = ray.get_runtime_context().get_node_id()
         _held[id(self)] = self.place.needed(plans)
         return warnings
 
+    def _assign(self, plans: Sequence[GroupPlan]) -> None:
+        """Chooses the nodes by what is free; by what there is, where that view lags behind those who have just gone."""
+        try:
+            self._nodes.begin(free_by_node())
+        except NoNode:
+            try:
+                self._nodes.begin(total_by_node())
+            except NoNode as full:
+                raise StartError(f"{full}; use smaller actors, colocate fewer, or add a larger node") from None
+
     def _wait_until_fits(self, need: Mapping[str, float]) -> None:
         until = monotonic() + self.wait_for_resources_s
-        while missing := _lacking(need):
+        while missing := lacking(need, _held.values()):
             left = until - monotonic()
             if left <= 0:
                 told = ", ".join(f"{name}: {need[name]:g} needed, {free:g} free" for name, free in missing.items())
@@ -158,11 +167,13 @@ class Ray:
 
     def create(self, plan: GroupPlan, index: int) -> _RayActor:
         """Begins to start one Ray actor."""
-        import ray
+        actor = self._actors[(plan.name, index)] = self._started(plan, index, self._nodes.node_of((plan.name, index)))
+        return actor
 
-        made = self._actors.get((plan.name, index))
-        if made is not None:  # another group wanted to be colocated with it
-            return made
+    def _started(self, plan: GroupPlan, index: int, node: str | None) -> _RayActor:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
         cpus, gpus, resources = self.place.asked(plan)
         options: dict[str, Any] = {
             "num_cpus": 0 if self._free_cpus else cpus,
@@ -174,23 +185,10 @@ class Ray:
             options["resources"] = resources
         if self.runtime_env:
             options["runtime_env"] = self.runtime_env
-        strategy = self._strategy(plan, index)
-        if strategy is not None:
-            options["scheduling_strategy"] = strategy
-        actor = _RayActor(ray.remote(RayHost).options(**options).remote(plan.name, index))
-        self._actors[(plan.name, index)] = actor
-        return actor
-
-    def _strategy(self, plan: GroupPlan, index: int) -> Any:
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        target = self.place.colocated(plan.name)
-        if target is not None:
-            other = self._plans[target]
-            node = ray.get(self.create(other, index % other.count).handle.node_id.remote())
-            return NodeAffinitySchedulingStrategy(node, soft=False)
-        return "SPREAD" if self.place.spread(plan.name) else None  # Ray's default packs
+        if node is not None:
+            soft = not self._nodes.shares((plan.name, index))  # then another will do, if this one is full by now
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft, _spill_on_unavailable=soft)
+        return _RayActor(ray.remote(RayHost).options(**options).remote(plan.name, index))
 
     def restart(self, actor: _RayActor, plan: GroupPlan, index: int) -> _RayActor:
         """A new Ray actor. Flows hold the names of actors, so their handles stay valid.
@@ -201,8 +199,28 @@ class Ray:
         import ray
 
         ray.kill(actor.handle, no_restart=True)  # one that could not be reached may still be there
-        del self._actors[(plan.name, index)]
-        return self.create(plan, index)
+        self._starting.pop((plan.name, index), None)
+        node = None if self._free_cpus else self._node_again((plan.name, index))
+        self._actors[(plan.name, index)] = made = self._started(plan, index, node)
+        if node is not None:
+            self._starting[(plan.name, index)] = node
+        return made
+
+    def _node_again(self, seat: Seat) -> str:
+        """The node for an actor that has died.
+
+        Raises:
+            NoRoom: none has room now.
+        """
+        free = free_by_node()
+        there = reachable(free)
+        # The cluster may not know yet what those take that were started a moment ago, or may know it already.
+        self._starting = {one: at for one, at in self._starting.items() if self._actors[one].is_starting}
+        left = self._nodes.with_room_for(self._starting, {node: free[node] for node in free if node in there})
+        try:
+            return self._nodes.again(seat, left)
+        except NoNode as full:
+            raise NoRoom(str(full), SETTLE_S + self.wait_for_resources_s) from None
 
     def send(self, actor: _RayActor, message: bytes, payloads: Sequence[Any], *, start: bool = False) -> Sent:
         """Submits one actor task.
@@ -211,7 +229,10 @@ class Ray:
             FlowError: Ray was shut down meanwhile.
         """
         self._see_that_it_lives()
-        return Sent(*actor.call.remote(message, *payloads))
+        sent = Sent(*actor.call.remote(message, *payloads))
+        if start:
+            actor.start = sent
+        return sent
 
     def pull(self, actor: _RayActor) -> Sent:
         """Submits one actor task without arguments, which is some 60 µs cheaper.
@@ -237,57 +258,29 @@ class Ray:
         return not ray.is_initialized() or ray.get_runtime_context().get_node_id() != self._node
 
     def poll(self, sent: Sequence[Sent], timeout_s: float | None) -> list[Sent]:
-        """Waits with ray.wait, or with completion callbacks where many calls are out. Several threads may wait."""
-        import ray
-
-        if not sent:
-            if timeout_s:
-                sleep(timeout_s)
-            return []
-        here = [one for one in sent if one.record is not None or one.token is None]  # None: taken in by another thread
-        if here:
-            return here
-        if len(sent) > MANY or any(one in self._hooked for one in sent):
-            return self._poll_hooked(sent, timeout_s)
-        by_ref = {one.token: one for one in sent}
-        refs = list(by_ref)
-        # Waiting for one and then looking at the rest is cheaper than to look first and then to wait.
-        ready, rest = ray.wait(refs, num_returns=1, timeout=timeout_s)
-        if ready and rest:
-            ready = ready + ray.wait(rest, num_returns=len(rest), timeout=0)[0]
-        _fill([by_ref[ref] for ref in ready], ready)
-        return [by_ref[ref] for ref in ready]
-
-    def _poll_hooked(self, sent: Sequence[Sent], timeout_s: float | None) -> list[Sent]:
-        for one in sent:
-            token = one.token
-            if one.record is None and token is not None and one not in self._hooked:
-                self._hook(one, token)
-
-        def answered() -> list[Sent]:
-            return [one for one in sent if one.record is not None or one.token is None]
-
-        with self._news:
-            self._news.wait_for(answered, timeout_s)
-            return answered()
-
-    def _hook(self, one: Sent, token: Any) -> None:
-        def arrived(result: Any) -> None:
-            record = _what_came_instead(result) if isinstance(result, BaseException) else result
-            with self._news:
-                self._hooked.pop(one, None)
-                if one.token is not None:  # else another thread has taken it in
-                    one.record = record
-                self._news.notify_all()
-
-        self._hooked[one] = token
-        token._on_completed(arrived)
+        """Those that are answered. Several threads may wait."""
+        return self._answers.wait(sent, timeout_s)
 
     def load(self, payload: Any) -> Any:
         """Brings a payload to the driver."""
         import ray
+        from ray.exceptions import ObjectLostError
 
-        return ray.get(payload)
+        try:
+            return ray.get(payload)
+        except ObjectLostError as error:
+            raise PayloadLost(f"a value was lost with the node that held it: {first_line(error)}") from error
+
+    def copy(self, payload: Any) -> Copy:
+        """Has Ray bring it to this node, where what is held is not evicted; Ray finds it here if its node is lost."""
+        copy = Copy()
+
+        def arrived(result: Any) -> None:
+            if not isinstance(result, BaseException):
+                copy.held, copy.there = result, True
+
+        payload._on_completed(arrived)
+        return copy
 
     def store(self, value: Any) -> Any:
         """A payload of the driver's own, in the object store."""
@@ -309,115 +302,3 @@ class Ray:
         """Gives the resources back to this process's other runs; Ray itself stays."""
         _held.pop(id(self), None)
         self._actors.clear()
-
-
-def _lacking(need: Mapping[str, float]) -> dict[str, float]:
-    """What is free of those resources that do not suffice, less what this process's live runs hold."""
-    import ray
-
-    total = ray.cluster_resources()
-    free = {name: total.get(name, 0.0) - sum(held.get(name, 0.0) for held in _held.values()) for name in need}
-    return {name: free[name] for name, amount in need.items() if amount > free[name] + 1e-9}
-
-
-def _connect(address: str | None, need: Mapping[str, float]) -> float | None:
-    """Joins a Ray (None), or starts a local one (its CPUs)."""
-    import ray
-
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    wanted = address or os.environ.get("RAY_ADDRESS")
-    if wanted is not None and wanted not in ("local", "auto"):
-        _see_that_it_answers(wanted)
-        try:
-            ray.init(address=wanted, logging_level=logging.ERROR)
-        except Exception as error:
-            raise StartError(f"no Ray answers at {wanted!r}: {error}") from error
-        return None
-    if wanted != "local":
-        try:
-            ray.init(address="auto", logging_level=logging.ERROR)
-        except ConnectionError as error:
-            if wanted == "auto":
-                raise StartError(f"no Ray runs on this machine: {error}") from error
-        else:
-            return None
-    cpus = max(os.cpu_count() or 1, math.ceil(need.get("CPU", 0.0)))
-    custom = {name: amount for name, amount in need.items() if name not in ("CPU", "GPU")}
-    try:
-        ray.init(
-            address="local",
-            num_cpus=cpus,
-            resources=custom or None,
-            include_dashboard=False,
-            logging_level=logging.ERROR,
-        )
-    except Exception as error:
-        raise StartError(f"a local Ray could not be started: {error}") from error
-    return float(cpus)
-
-
-def _see_that_it_answers(address: str) -> None:
-    """Ray itself would try for a minute and more."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    try:
-        number = int(port)
-        socket.create_connection((host.strip("[]"), number), timeout=CONNECT_S).close()
-    except (OSError, ValueError) as error:
-        raise StartError(
-            f"no Ray answers at {address!r}: {error}; give host:port of a running cluster (`ray start --head` prints "
-            "it), or leave the address out to start a local Ray"
-        ) from error
-
-
-def _fill(ready: Sequence[Sent], refs: Sequence[Any]) -> None:
-    import ray
-
-    try:
-        for one, record in zip(ready, ray.get(list(refs)), strict=True):
-            one.record = record
-    except Exception:
-        for one, ref in zip(ready, refs, strict=True):
-            try:
-                one.record = ray.get(ref)
-            except Exception as error:
-                one.record = _what_came_instead(error)
-
-
-def _what_came_instead(error: BaseException) -> Record | Died:
-    from ray.exceptions import RayActorError, RayTaskError, WorkerCrashedError
-
-    # A RayTaskError comes from a living actor, also where its cause is the death of one that an argument came from.
-    if isinstance(error, RayActorError | WorkerCrashedError) and not isinstance(error, RayTaskError):
-        said = _said_last(getattr(error, "actor_id", None))
-        return Died(str(error).strip().split("\n")[0] if said is None else said)
-    return Record(FAILED, error=record_of(_plainly(error)))
-
-
-def _last_words(reason: str) -> None:
-    """Leaves, in the cluster, why this actor's process is about to end itself."""
-    import ray
-    from ray.experimental import internal_kv
-
-    internal_kv._internal_kv_put(f"{LAST_WORDS}{ray.get_runtime_context().get_actor_id()}", reason)
-
-
-def _said_last(actor_id: str | None) -> str | None:
-    """What an actor whose process has ended left to be said."""
-    from ray.experimental import internal_kv
-
-    if actor_id is None:
-        return None
-    try:
-        said = internal_kv._internal_kv_get(f"{LAST_WORDS}{actor_id}")
-    except Exception:  # no cluster any more, or another Ray's way
-        return None
-    return None if said is None else said.decode()
-
-
-def _plainly(error: BaseException) -> BaseException:
-    from ray.exceptions import RayActorError, RayTaskError
-
-    if isinstance(error, RayTaskError) and isinstance(error, RayActorError):
-        return ActorDied("an argument of this call is the answer of an actor that died")
-    return error

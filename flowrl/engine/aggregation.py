@@ -108,6 +108,8 @@ class AggregateCursor(Cursor):
         task: Task = call.owner
         if self.closed or task.call is not call:
             self.run.calls.merge_metrics(call)
+        elif call.state is LOST and call.undelivered:
+            self._lost(task)
         elif call.state is LOST:
             task.call = None
         elif call.state is ERROR:
@@ -115,6 +117,12 @@ class AggregateCursor(Cursor):
             self.run.fail(call, self.node)
         else:
             self.answered(task)
+
+    def _lost(self, task: Task) -> None:
+        """What was to be joined was lost with the node that held it: the others go on without."""
+        self._tasks.remove(task)
+        assert task.ref is not None
+        self.lost(task.ref.info.env_steps)
 
     def _take(self, task: Task) -> None:
         """The items of an answer; one without items leaves its origins to the next of its aggregator."""

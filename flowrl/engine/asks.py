@@ -8,9 +8,11 @@ from typing import Any
 
 from flowrl.engine.calls import ANSWERED, LOST, Call
 from flowrl.engine.cursors import BLOCKED, END, MISSING, PENDING, Cursor, Item, Signal, item_of_result
+from flowrl.engine.deadline import Deadline
 from flowrl.engine.failure import InNode
 from flowrl.engine.kept import Keeper
 from flowrl.engine.stage import Stage
+from flowrl.errors import PayloadLost
 from flowrl.handles import Pending
 from flowrl.operator import AskOperator
 
@@ -28,6 +30,9 @@ class AskCursor(Cursor):
         self._rest: deque[Item] = deque()
         self._size = stage.op.calls_in_flight
         self.keeper: Keeper | None = None  # of the actors that are asked, where they outlive their deaths
+        within_s = stage.op.answers_within_s
+        self._deadline = None if within_s is None else Deadline(run, name, within_s)
+        self._waking = None if within_s is None else Deadline(run, name, within_s)  # going on from a snapshot
 
     def upstreams(self) -> list[Cursor]:
         return [self.upstream]
@@ -42,11 +47,15 @@ class AskCursor(Cursor):
             while not call.done:  # a wait also ends when an actor has restarted
                 if pending.look is not None:
                     pending.look()
+                if self._deadline is not None:
+                    self._deadline.watch(call)
                 if not self.run.deterministic:
                     return PENDING
                 self.run.wait_in_place([call, *(other.call for other in pending.beside if not other.done)])
             self._window.popleft()
-            if call.state is LOST and self.op.outlives_losses:
+            if self._deadline is not None:
+                self._deadline.leave()
+            if call.state is LOST and self.outlives(call):
                 self._lost(steps)
                 return self.pull()
             got = self._answered(pending, origins, version)
@@ -59,10 +68,13 @@ class AskCursor(Cursor):
             self.closed = True
         return self.blocked() if why is BLOCKED else why
 
+    def outlives(self, call: Call) -> bool:
+        """Whether the others go on without an item whose call is lost: it is the item alone that is, or the op does."""
+        return self.op.outlives_losses or call.undelivered
+
     def _lost(self, steps: int) -> None:
-        """An item's call died with its actor, and the others go on without it."""
-        lost = (("items_lost", 1.0), ("steps_lost", float(steps)))
-        self.run.accounts.merge([(self.name, None, what, "sum", count, 1.0) for what, count in lost])
+        """An item's call died with its actor, or the item with a node, and the others go on without it."""
+        self.lost(steps)
         self.run.poll()  # settles the death, before anything else is asked of that actor
 
     def _nobody_there(self) -> bool:
@@ -71,9 +83,13 @@ class AskCursor(Cursor):
         assert keeper is not None
         keeper.begin()
         while keeper.away:
+            if self._waking is not None and keeper.calls:
+                self._waking.watch(keeper.calls[0])
             if not self.run.deterministic:
                 return True
             self.run.wait_in_place(keeper.calls)
+        if self._waking is not None:
+            self._waking.leave()
         return False
 
     def _fill(self) -> Signal:
@@ -95,7 +111,11 @@ class AskCursor(Cursor):
         stage.ctx.env_steps = self.run.accounts.env_steps
         entered = stage.enter(item.origins, item.version)
         started = perf_counter()
-        value = item.as_ref() if self.op.wants == "reference" else self.run.value_of(item, self.name)
+        try:
+            value = item.as_ref() if self.op.wants == "reference" else self.run.value_of(item, self.name)
+        except PayloadLost:
+            self._lost(item.steps)
+            return
         try:
             pending = self.op.ask(value, stage.ctx)
             if not isinstance(pending, Pending) and not (pending is None and self.may_drop):
@@ -109,7 +129,7 @@ class AskCursor(Cursor):
             self._dropped()
             return
         ((_, origins, version),) = stage.leave((pending,))
-        self._window.append((pending, origins, version, item.steps))
+        self._window.append((pending, origins, version, self.op.steps_asked(pending, item.steps)))
         self.run.moved += 1
 
     def _dropped(self) -> None:
@@ -127,7 +147,6 @@ class AskCursor(Cursor):
         call: Call = pending.call
         if call.state is not ANSWERED:
             self.run.raise_failed(call, self.name)
-        self.stats.items -= 1  # the host counted its answer; out() counts it again
         info = call.infos[0]
         made = MISSING if pending.make is None else pending.make(info)  # which may record metrics
         self._note_metrics()
@@ -135,6 +154,9 @@ class AskCursor(Cursor):
 
     def close(self) -> None:
         super().close()
+        for deadline in (self._deadline, self._waking):
+            if deadline is not None:
+                deadline.leave()
         self._window.clear()
         self._rest.clear()
         self.upstream.close()

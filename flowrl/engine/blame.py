@@ -29,7 +29,7 @@ def raise_record(
 ) -> NoReturn:
     """Raises what an actor answered, with a note."""
     error = record.exception()
-    add_note(error, _note(places, record.node or node, record.item, shard, record.policy_version, what))
+    add_note(error, note_of(places, record.node or node, record.item, shard, record.policy_version, what))
     raise error
 
 
@@ -43,11 +43,14 @@ def raise_located(places: Places, located: InNode) -> NoReturn:
     item = located.item
     shard = ", ".join(handle.name for handle in item.origins) or None
     number = item.number if item.number >= 0 else None
-    add_note(told, _note(places, located.node, number, shard, item.policy_version, None))
+    add_note(told, note_of(places, located.node, number, shard, item.policy_version))
     raise told
 
 
-def _note(places: Places, node: str, item: int | None, shard: str | None, version: int | None, what: str | None) -> str:
+def note_of(
+    places: Places, node: str, item: int | None, shard: str | None, version: int | None, what: str | None = None
+) -> str:
+    """The line that says where something went wrong."""
     parts = [f"flowrl: in node {node!r}" if what is None else f"flowrl: in {what} of node {node!r}"]
     place = places.get(node)
     if place is not None:
@@ -62,8 +65,11 @@ def _note(places: Places, node: str, item: int | None, shard: str | None, versio
     return "; ".join(parts)
 
 
-def stalled(cursors: Iterable[Cursor]) -> FlowStalled:
-    """What to raise when no branch can move: names the bound, and the branch that nobody drains."""
+def stalled(cursors: Iterable[Cursor], moved: int) -> FlowStalled:
+    """What to raise when no branch can move: names the bound, and the branch that nobody drains.
+
+    moved: what the run had moved before the pass in which nothing did; who was not asked in it holds nobody up.
+    """
     from flowrl.engine.branches import DuplicateCursor
     from flowrl.engine.replay import ReplayCursor, StoreCursor
 
@@ -74,8 +80,9 @@ def stalled(cursors: Iterable[Cursor]) -> FlowStalled:
             slow = ", ".join(cursor.lagging())
             reasons.append(f"{cursor.name} (max_lag={cursor.max_lag}) waits for {slow}, which nobody drains")
             remedies["Raise max_lag, drain the slow branch, or use overflow='drop_oldest'"] = None
-        elif isinstance(cursor, StoreCursor | ReplayCursor) and not cursor.closed and (why := cursor.why_blocked()):
-            reasons.append(f"{cursor.name} waits: {why}")
+        elif isinstance(cursor, StoreCursor | ReplayCursor) and not cursor.closed:
+            why = cursor.why_blocked() if cursor.blocked_at == moved else None
+            reasons += [] if why is None else [f"{cursor.name} waits: {why}"]
     return FlowStalled(
         "no branch can move an item and no call is out: "
         + ("; ".join(reasons) or "every branch waits for another")

@@ -11,10 +11,11 @@ from typing import Any
 from flowrl.backends.protocol import Backend, Died, Sent
 from flowrl.engine.failure import ErrorRecord, record_of
 from flowrl.engine.interrupts import Alarm, Interrupts, Mode
-from flowrl.engine.record import FAILED, STALE, Record, opened
+from flowrl.engine.record import FAILED, STALE, UNDELIVERED, Record, opened
 from flowrl.engine.stats import Accounts, NodeStats
 from flowrl.engine.tells import Tell, collapse_into, method_label, together, wire_method
 from flowrl.engine.transport import item_of, pack_call, unpack
+from flowrl.engine.undelivered import REASON, Parcel, parcel_of
 from flowrl.ref import Info, Leaf, Ref
 from flowrl.sources import IteratorShard
 
@@ -24,6 +25,8 @@ Arrived = Callable[["Call"], None]
 NO_RECORD = Record()
 _new = object.__new__
 ANSWERED, LOST, ERROR, OUT = "answered", "lost", "error", "out"
+WAITS_A_SWEEP = 8  # of so many waits one also sees to tells: sends what is held, takes in what was received
+SOON_S = 0.05  # how long a wait does not, and holds back those that were told
 NO_WORK = frozenset({"start", "save", "restore"})  # kinds of messages that are none of a group's work
 
 
@@ -85,6 +88,16 @@ class Call:
         return self.state is not OUT
 
     @property
+    def lost(self) -> bool:
+        """Whether there is no answer, and will be none."""
+        return self.state is LOST
+
+    @property
+    def undelivered(self) -> bool:
+        """Whether it is lost though its actor lives: its arguments were on a node that is gone."""
+        return self.record.status == UNDELIVERED
+
+    @property
     def payload(self) -> Any:
         """What the backend stores of the answer; may be sent on while the call is out."""
         return self.sent.payload
@@ -125,6 +138,8 @@ class Calls:
         self.deaths: list[tuple[ActorState, int, str]] = []  # with the incarnation; settled at the next poll
         self.lost = 0
         self._mailed: dict[ActorState, None] = {}
+        self._waits = 0
+        self._parcels: dict[Sent, Parcel] = {}  # of messages that are out, where a part of them may be sent again
         self.lock = threading.RLock()
 
     def pull(self, state: ActorState, key: str, node: str, stats: NodeStats, owner: Any, arrived: Arrived) -> Call:
@@ -212,20 +227,47 @@ class Calls:
             return
         tells, payloads = together(mail, [])
         message = pickle.dumps(("tell", state.incarnation, tells, None), 5)
-        self._send(state, message, payloads, "tell", mail[0].node, mail[-1].label)
+        call = self._send(state, message, payloads, "tell", mail[0].node, mail[-1].label)
+        if payloads:
+            self._keep(call, parcel_of("tell", None, [], mail))
 
     def _post(self, state: ActorState, kind: str, body: Any, payloads: list[Any], node: str, label: str) -> Call:
         with self.lock:
             if not state.up:  # dead, or on its way up: a message would find nobody, or a host without an object
                 return self._unsent(state, kind, node, label)
             tells: Any = ()
+            parcel = None
             if state.mail:
+                parcel = parcel_of(kind, body, payloads, state.mail)
                 # The body's own payload positions come first, so they stay as they are.
                 tells, payloads = together(state.mail, payloads)
                 state.mail = []
                 self._mailed.pop(state, None)
             message = pickle.dumps((kind, state.incarnation, tells, body), 5)
-            return self._send(state, message, payloads, kind, node, label)
+            call = self._send(state, message, payloads, kind, node, label)
+            self._keep(call, parcel)
+            return call
+
+    def _keep(self, call: Call, parcel: Parcel | None) -> None:
+        if parcel is not None:
+            self._parcels[call.sent] = parcel
+
+    def _send_again(self, call: Call, parcel: Parcel | None) -> bool:
+        """Sends what is left of a message that was not delivered; False where that is nothing."""
+        state = call.actor
+        if parcel is None or call.incarnation != state.incarnation or not state.up:
+            return False
+        rest = parcel.rest
+        self.lost += 1
+        if parcel.kind == "tell" and not rest:
+            return False
+        tells, payloads = together(rest, parcel.payloads)
+        message = pickle.dumps((parcel.kind, state.incarnation, tells, parcel.body), 5)
+        call.sent = self.backend.send(state.actor, message, payloads)
+        self.pending[call.sent] = call
+        call.stats.messages += 1
+        call.stats.bytes += len(message)
+        return True
 
     def _send(
         self, state: ActorState, message: bytes, payloads: Sequence[Any], kind: str, node: str, label: str,
@@ -257,22 +299,42 @@ class Calls:
 
         mode: what an interrupt may do meanwhile. driving: whether it is the driver that waits, which is accounted.
         """
-        self.flush()
-        # Once each: several shards may wait for one answer of their server.
-        targets = (
-            list(self.pending) if calls is None else list(dict.fromkeys([c.sent for c in calls if c.state is OUT]))
-        )
-        if not targets:
-            return 0
         started = perf_counter()
-        before = self.interrupts.begin(mode)
-        try:
-            ready = self.backend.poll(targets, timeout_s)
-        finally:
-            self.interrupts.end(before)
+        ready: list[Sent] = []
+        if calls is None and self._may_hold(timeout_s):
+            asked = [sent for sent, call in list(self.pending.items()) if call.kind != "tell"]
+            if asked:
+                ready = self._polled(asked, SOON_S, mode)
+                timeout_s = timeout_s and timeout_s - SOON_S
+        if not ready:
+            self.flush()
+            # Once each: several shards may wait for one answer of their server.
+            targets = (
+                dict.fromkeys([call.sent for call in calls if call.state is OUT]) if calls is not None else self.pending
+            )
+            if not targets:
+                return 0
+            ready = self._polled(list(targets), timeout_s, mode)
         if driving:
             self.accounts.waited(perf_counter() - started)
         return self._take(ready)
+
+    def _may_hold(self, timeout_s: float | None) -> bool:
+        """Whether this wait may leave tells out.
+
+        Between processes a message costs much beside what it brings. So held tells ride along with the next ask of
+        their actor, if it comes soon, and that one was received, which moves nothing, ends no wait.
+        """
+        self._waits += 1
+        soon = timeout_s is not None and timeout_s <= SOON_S
+        return not (soon or self.backend.in_process or self._waits % WAITS_A_SWEEP == 0)
+
+    def _polled(self, sent: Sequence[Sent], timeout_s: float | None, mode: Mode) -> list[Sent]:
+        before = self.interrupts.begin(mode)
+        try:
+            return self.backend.poll(sent, timeout_s)
+        finally:
+            self.interrupts.end(before)
 
     def sweep(self) -> None:
         """Takes in the answers to tells and snapshots that are there already, without waiting."""
@@ -283,6 +345,16 @@ class Calls:
     def take(self, answered: Sequence[Sent]) -> None:
         """Takes in answers that are there."""
         self._take(answered)
+
+    def look_for(self, call: Call) -> None:
+        """Takes in the answer to a call if it is there, without waiting."""
+        if call.state is OUT:
+            self._take(self.backend.poll([call.sent], 0.0))
+
+    def give_up(self, call: Call, reason: str) -> None:
+        """An actor that does not answer counts as dead; settled at the next poll."""
+        self.deaths.append((call.actor, call.incarnation, reason))
+        self.alarm.on = True
 
     def merge_metrics(self, call: Call) -> None:
         """Merges the metrics that came with an answer."""
@@ -299,6 +371,7 @@ class Calls:
             gone = [call for call in self.pending.values() if call.actor is state]
             for call in gone:
                 del self.pending[call.sent]
+                self._parcels.pop(call.sent, None)
                 self._lose(call, "its process has ended")
             state.mail = []
             self._mailed.pop(state, None)
@@ -312,7 +385,11 @@ class Calls:
                 if call is not None:
                     calls.append(call)
                     raw, sent.record, sent.token = sent.record, None, None
+                    parcel = self._parcels.pop(sent, None) if self._parcels else None
                     if type(raw) is Record:
+                        if raw.status == UNDELIVERED and self._send_again(call, parcel):
+                            calls.pop()  # it is still out
+                            continue
                         self._account(call, raw)
                     elif type(raw) is bytes:
                         self._account(call, opened(raw))
@@ -341,6 +418,9 @@ class Calls:
         status = record.status
         if status == STALE:
             self._lose(call, "its process was started anew in between")
+            return
+        if status == UNDELIVERED:
+            self._lose(call, REASON)
             return
         call.state = ERROR if status == FAILED else ANSWERED
         if call.kind == "pull" and not record.tell_errors:

@@ -20,7 +20,7 @@ from flowrl.engine.stage import Stage
 from flowrl.engine.stats import Accounts
 from flowrl.engine.transport import unpack
 from flowrl.engine.view import HandleLink
-from flowrl.errors import ActorDied, FlowError, text_of
+from flowrl.errors import ActorDied, FlowError, PayloadLost, text_of
 from flowrl.given import seconds
 from flowrl.handles import ActorHandle
 from flowrl.metrics import Delta
@@ -75,15 +75,19 @@ class Engine:
         """
         self.driver = thread
         try:
-            item = self.next_item()
-            if item is None:
-                return END
-            if item.value is not MISSING:
-                return item.value
-            inline = None if item.call is None else item.call.record.inline
-            if inline is not None and inline[0] is None:  # a plain number, which lies in its record
-                return inline[1][item.slot]
-            return self._root_value(item)
+            while True:
+                item = self.next_item()
+                if item is None:
+                    return END
+                if item.value is not MISSING:
+                    return item.value
+                inline = None if item.call is None else item.call.record.inline
+                if inline is not None and inline[0] is None:  # a plain number, which lies in its record
+                    return inline[1][item.slot]
+                try:
+                    return self._root_value(item)
+                except PayloadLost:
+                    self.root.lost(item.steps)
         finally:
             self.driver = None
 
@@ -105,7 +109,7 @@ class Engine:
                 if self.calls.pending or self.lives.timers:
                     self.wait(None)
                 elif self.moved == before:
-                    raise stalled(self.cursors)
+                    raise stalled(self.cursors, before)
         except InNode as located:
             failed = located
         self.raise_located(failed)  # outside the except block, so that the user's exception has no context of ours
@@ -128,6 +132,8 @@ class Engine:
         if self.calls.deaths or self.calls.failed:
             return
         timeout_s = self.lives.fire_timers()
+        if self.calls.deaths:  # somebody was given up
+            return
         if calls is None:
             idle = not self.calls.pending
             targets = None
@@ -163,9 +169,15 @@ class Engine:
     # ---------------------------------------------------------------- values
 
     def value_of(self, item: Item, node: str) -> Any:
-        """An item's value for a node on the driver; an error of a deferred operator names this node too."""
+        """An item's value for a node on the driver; an error of a deferred operator names this node too.
+
+        Raises:
+            PayloadLost: its node is gone; who pulled the item counts it and goes on with the next.
+        """
         try:
             return item.get()
+        except PayloadLost:
+            raise
         except BaseException as error:
             raise InNode(node, ItemId(-1, item.origins, item.version)) from error
 

@@ -12,6 +12,7 @@ from flowrl.engine.failure import InNode
 from flowrl.engine.stage import Stage
 from flowrl.engine.stats import NodeStats
 from flowrl.engine.transport import unpack
+from flowrl.errors import PayloadLost
 from flowrl.operator import ItemId
 from flowrl.ref import Info, Ref, oldest
 from flowrl.shapes import describe
@@ -100,6 +101,7 @@ class Cursor:
         self.stats: NodeStats = run.accounts.node(name)
         self.closed = False
         self._blocked_since: float | None = None
+        self.blocked_at = -1  # what had moved in the run when it was last found blocked
 
     def pull(self) -> Item | Signal:
         """The next item, or why there is none now. State changes only when something was really taken."""
@@ -132,6 +134,12 @@ class Cursor:
             self._unblocked()
         return item
 
+    def lost(self, steps: int) -> None:
+        """Counts an item that was lost on its way here; the next one is pulled instead."""
+        lost = (("items_lost", 1.0), ("steps_lost", float(steps)))
+        self.run.accounts.merge([(self.name, None, what, "sum", count, 1.0) for what, count in lost])
+        self.run.moved += 1
+
     def _unblocked(self) -> None:
         assert self._blocked_since is not None
         self.stats.blocked_s += perf_counter() - self._blocked_since
@@ -139,6 +147,7 @@ class Cursor:
 
     def blocked(self) -> Signal:
         """Notes since when it is blocked."""
+        self.blocked_at = self.run.moved
         if self._blocked_since is None:
             self._blocked_since = perf_counter()
         return BLOCKED
@@ -222,7 +231,11 @@ class ApplyCursor(Cursor):
             self._ready.append(item_by_ref(ref, item.origins, item.version))
             return
         stage.ctx.env_steps = self.run.accounts.env_steps
-        value = item.as_ref() if self._wants_ref else self.run.value_of(item, self.name)
+        try:
+            value = item.as_ref() if self._wants_ref else self.run.value_of(item, self.name)
+        except PayloadLost:
+            self.lost(item.steps)
+            return
         before = stage.busy_s
         results = stage.push(value, item.origins, item.version)
         self.stats.busy_s += stage.busy_s - before

@@ -33,7 +33,7 @@ class ShardFeed:
         self.restarting = False
         self.place = 0  # the answers taken in: of this incarnation, or of all where a new one resumes
         self.empty = 0  # how many of them have come since the last with an item
-        self.died_at = 0  # the place that no answer had got beyond at the last death
+        self.died_at = 0  # the place at the last death; where items come again, that which no answer had got beyond
         self.torn = False  # an answer was lost: those behind it are no longer the next ones
 
     @property
@@ -42,9 +42,18 @@ class ShardFeed:
         return len(self.calls)
 
     def lost(self) -> None:
-        """The shard died: what is out is lost, and what its operators held of the answers without an item."""
-        self.died_at = self.place + max(self.out, 1)  # that which killed it was out, or about to go out
-        self.place = self.place - self.empty if self.state.resumes else 0
+        """The shard died: what is out is lost, and what its operators held of the answers without an item.
+
+        Deaths are in a row while nothing has come between two, or they come at the same place: the same item, or after
+        as many answers of each life.
+        """
+        if self.state.resumes:
+            self.died_at = self.place + max(self.out, 1)  # that which killed it was out, or about to go out
+            self.place -= self.empty
+        else:
+            if self.place and self.place != self.died_at:
+                self.restarts = 0
+            self.died_at, self.place = self.place or self.died_at, 0
         self.empty = 0
         self.torn = False
         self.calls.clear()
@@ -88,7 +97,7 @@ class GatherCursor(Cursor):
         else:
             feed.state.given += feed.empty + 1
             feed.empty = 0
-        if feed.restarts and feed.place >= feed.died_at:  # deaths are in a row until an answer gets beyond the last
+        if feed.restarts and feed.state.resumes and feed.place >= feed.died_at:  # beyond what killed it
             feed.restarts = 0
         slot = 0
         for info in infos:
@@ -110,9 +119,16 @@ class GatherCursor(Cursor):
                 self.run.fail(call, feed.node)
             return False
         if feed.state.resumes:  # the next life of its shard will give this item again
-            self.run.calls.lost += 1
+            self._lose(call)
             return False
         return True
+
+    def _lose(self, call: Call) -> None:
+        """An answer whose items will not be given: its steps were counted as made when it came."""
+        self.run.calls.lost += 1
+        if call.infos:
+            lost = (("items_lost", float(len(call.infos))), ("steps_lost", float(sum(i.env_steps for i in call.infos))))
+            self.run.accounts.merge([(self.name, None, what, "sum", count, 1.0) for what, count in lost])
 
     def came(self, feed: ShardFeed, new: int) -> None:
         """An answer of a shard was taken in."""
@@ -127,7 +143,8 @@ class GatherCursor(Cursor):
             for call in feed.calls:  # those that were answered stand behind one that was lost
                 if call.state is ERROR:
                     self.run.fail(call, feed.node)
-                self.run.calls.lost += call.state is ANSWERED
+                elif call.state is ANSWERED:
+                    self._lose(call)
             feed.lost()
             if isinstance(self.policy, Restart) and feed.restarts < self.policy.times:
                 feed.restarts += 1

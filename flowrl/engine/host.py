@@ -128,7 +128,7 @@ class Host:
         record = Record(
             infos=(info,),
             deltas=deltas,
-            stages=((node, 1, busy_s, describe(value)),),
+            stages=((node, 0, busy_s, describe(value)),),  # an item is counted where it comes out
             inline=packed_if_small([value]),
             published_version=(0 if version is None else version) if published is not None else None,
         )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from flowrl.engine.calls import ANSWERED, LOST, OUT, ActorState, Call
+from flowrl.engine.snapshots import Snapshots
 from flowrl.errors import ActorDied
 from flowrl.failures import FailurePolicy, Ignore, Restart
 from flowrl.operator import Kept
@@ -20,10 +21,10 @@ _log = logging.getLogger("flowrl")
 class Keeper:
     """Decides what the death of such an actor means, and keeps the newest snapshot of a lone one's state.
 
-    A snapshot is the answer to `get_state()`, asked for after every `every` answers: it stays in the object store and
-    does not pass through the driver. When the actor is up again and has been greeted, it is asked
-    `resume(state, at_least)`, with the newest version that its predecessor published; until that is answered, nobody
-    asks it for anything else. Of several actors the others go on meanwhile, from whom it can learn.
+    A snapshot is the answer to `get_state()`, asked for after every `every` answers: it stays in the object store, with
+    a copy on the driver's node where the actor lives on another. When the actor is up again and has been greeted, it is
+    asked `resume(state, at_least)`, with the newest version that its predecessor published; until that is answered,
+    nobody asks it for anything else. Of several actors the others go on meanwhile, from whom it can learn.
     """
 
     of_sources = False  # what Lives greets last
@@ -34,7 +35,7 @@ class Keeper:
         self._lone = len(states) == 1
         self._answers = 0
         self._asked: Call | None = None  # for a snapshot, which is not answered yet
-        self._snapshot: Call | None = None  # the newest that was
+        self._snapshots = Snapshots(run.backend)  # the newest that were
         self._resuming: Call | None = None
         self._restarts = dict.fromkeys(states, 0)  # in a row
         self._reason = ""
@@ -58,7 +59,7 @@ class Keeper:
 
     def begin(self) -> None:
         """Before its first call: what it begins with is the first snapshot."""
-        if self._lone and isinstance(self.policy, Restart) and self._snapshot is None and self._asked is None:
+        if self._lone and isinstance(self.policy, Restart) and not self._snapshots and self._asked is None:
             self._ask_snapshot()
 
     def answered(self, state: ActorState) -> None:
@@ -84,7 +85,7 @@ class Keeper:
         if call is self._asked:
             self._asked = None
         if call.state is ANSWERED:
-            self._snapshot = call
+            self._snapshots.add(call)
         elif call.state is not LOST:
             self.run.fail(call, self.node)
 
@@ -101,7 +102,7 @@ class Keeper:
             self.run.accounts.merge([(state.group, None, "actors_lost", "sum", 1.0, 1.0)])
             return
         tries = self._restarts[state]
-        known = others or (self._lone and self._snapshot is not None)
+        known = others or (self._lone and bool(self._snapshots))
         if isinstance(policy, Restart) and tries < policy.times and known:
             self._restarts[state] += 1
             self.run.restart(state, policy.backoff_s * 2**tries)
@@ -115,11 +116,12 @@ class Keeper:
 
     def restarted(self, state: ActorState) -> None:
         """It is up again and has been greeted."""
-        if not self._lone:
-            return
-        assert self._snapshot is not None
+        if self._lone:
+            self._resume(state)
+
+    def _resume(self, state: ActorState) -> None:
         version = 0 if state.published is None else state.published[0]
-        given = (self.run.ref_to(self._snapshot), version)
+        given = (self.run.ref_to(self._snapshots.newest), version)
         call = self.run.calls.ask(state, "resume", given, {}, state.group)
         self._resuming = call
         if call.state is OUT:
@@ -127,6 +129,16 @@ class Keeper:
 
     def _resumed(self, call: Call) -> None:
         if call is not self._resuming:  # it died again meanwhile
+            return
+        if call.state is LOST and call.undelivered:
+            self._snapshots.drop_newest()
+            if not self._snapshots:
+                raise ActorDied(
+                    f"{call.actor.name} died: {self._reason}; its snapshots were lost with the node that it was on, "
+                    "before a copy of one had come to the driver's node, so nobody is left who has its state; node "
+                    f"{self.node} has on_failure={self.policy!r}"
+                )
+            self._resume(call.actor)
             return
         if call.state is LOST:
             return  # its death says what comes next

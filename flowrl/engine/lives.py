@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from flowrl.backends.protocol import GroupPlan
+from flowrl.backends.protocol import GroupPlan, NoRoom
+from flowrl.engine.blame import note_of
 from flowrl.engine.calls import ANSWERED, LOST, ActorState, Call
 from flowrl.engine.failure import InNode
-from flowrl.errors import ActorDied
+from flowrl.errors import ActorDied, add_note
+from flowrl.held import held_groups
 from flowrl.operator import ItemId
 
 if TYPE_CHECKING:
     from flowrl.engine.core import Engine
+
+
+LOOK_S = 0.5  # between two looks for a place
+SLOW_S = 30.0  # after which it is said that an actor has not come up
+
+_log = logging.getLogger("flowrl")
 
 
 class Watcher(Protocol):
@@ -43,6 +52,7 @@ class Lives:
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self._watchers: dict[ActorState, list[Watcher]] = {}
         self._greeting = False  # only once all have come up
+        self._looks: dict[Call, Callable[[], None]] = {}  # timers of those that are on their way up
 
     def watch(self, state: ActorState, cursor: Watcher) -> None:
         """A gather, or the pacing of a replay group, wants to decide what the death of its shard means."""
@@ -89,10 +99,32 @@ class Lives:
                 raise InNode(stage.name, ItemId(-1, (handle,))) from error
 
     def _start(self, state: ActorState) -> None:
-        self._engine.calls.start(state, self.bodies[state.group](state)).arrived = self._started
+        call = self._engine.calls.start(state, self.bodies[state.group](state))
+        call.arrived = self._started
+        if not self._engine.backend.in_process:
+            self._look_after(call)
+
+    def _look_after(self, call: Call, waited_s: float = 0.0) -> None:
+        """Says of an actor that does not come up that it does not."""
+
+        def look() -> None:
+            del self._looks[call]
+            if not call.done:
+                waited = waited_s + SLOW_S
+                name = call.actor.name
+                _log.warning(
+                    "%s has been starting for %g s: does the cluster have room for it (`ray status`)?", name, waited
+                )
+                self._look_after(call, waited)
+
+        self._looks[call] = look
+        self.wake(self._engine.backend.now() + SLOW_S, look)
 
     def _started(self, call: Call) -> None:
         state, engine = call.actor, self._engine
+        look = self._looks.pop(call, None)
+        if look is not None:
+            self.timers[:] = [timer for timer in self.timers if timer[1] is not look]
         if call.state is LOST:
             return
         again, state.restarting = state.restarting, False
@@ -101,6 +133,7 @@ class Lives:
             return
         state.up = True
         if again:
+            engine.accounts.settled(f"{state.name} waits ")
             engine.accounts.merge([(state.group, None, "restarts", "sum", 1.0, 1.0)])
         if not self._greeting:
             return
@@ -118,16 +151,40 @@ class Lives:
         engine = self._engine
         state.restarting = True
 
+        began = engine.backend.now() + backoff_s
+
         def again() -> None:
-            state.actor = engine.backend.restart(state.actor, self.plans[state.group], state.index)
-            self._start(state)
+            try:
+                state.actor = engine.backend.restart(state.actor, self.plans[state.group], state.index)
+            except NoRoom as full:
+                self._has_no_room(state, full, began, again)
+            else:
+                self._start(state)
 
-        self.wake(engine.backend.now() + backoff_s, again)
+        self.wake(began, again)
 
-    def wake(self, at: float, act: Callable[[], None]) -> None:
+    def _has_no_room(self, state: ActorState, full: NoRoom, since: float, again: Callable[[], None]) -> None:
+        """It waits for its place as long as the backend is willing to; then it counts as dead again."""
+        engine = self._engine
+        now = engine.backend.now()
+        if now < since + full.wait_s:
+            engine.accounts.warned(state.name, f"{state.name} waits for a place to start again: {full}")
+            self.wake(now + LOOK_S, again)
+            return
+        engine.calls.deaths.append((state, state.incarnation, str(full)))
+        engine.alarm.on = True
+
+    def wake(self, at: float, act: Callable[[], None]) -> tuple[float, Callable[[], None]]:
         """Has something done at a time of the backend's clock, which a wait of the driver then ends for."""
-        self.timers.append((at, act))
+        timer = (at, act)
+        self.timers.append(timer)
         self.timers.sort(key=lambda timer: timer[0])
+        return timer
+
+    def forget(self, timer: tuple[float, Callable[[], None]]) -> None:
+        """What `wake` gave is not to be done."""
+        if timer in self.timers:
+            self.timers.remove(timer)
 
     def fire_timers(self) -> float | None:
         """Does what is due; seconds until the next timer."""
@@ -166,8 +223,22 @@ class Lives:
             for cursor in watched:
                 if not cursor.closed:
                     cursor.died(state, reason)
+            if not watched:
+                out = ", ".join(sorted({call.label for call in lost})) or "nothing"
+                raise ActorDied(f"{state.name} died: {reason}; out were: {out}")
+        except ActorDied as error:
+            for node in self._nodes_of(state, lost):
+                add_note(error, note_of(engine.places, node, None, state.name, None))
+            raise
         finally:
             state.alive = state.restarting
-        if not watched:
-            out = ", ".join(sorted({call.label for call in lost})) or "nothing"
-            raise ActorDied(f"{state.name} died: {reason}; out were: {out}")
+
+    def _nodes_of(self, state: ActorState, lost: Sequence[Call]) -> list[str]:
+        """The nodes that had asked it for something; else those that may, as they hold its group."""
+        places = self._engine.places
+        asked = dict.fromkeys(call.node for call in lost if call.node in places)
+        return list(asked) or [
+            stage.name
+            for stage in self._engine.stages
+            if any(stage.ctx._run.prefix + group.name == state.group for group in held_groups(stage.op))
+        ]

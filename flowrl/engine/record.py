@@ -12,6 +12,7 @@ from flowrl.metrics import Delta
 from flowrl.ref import Info
 
 ANSWERED, FAILED, STALE, QUERY = 0, 1, 2, 3
+UNDELIVERED = 4  # the message did not reach its actor, which lives: a payload was lost with the node that held it
 
 
 class Record(NamedTuple):

@@ -59,6 +59,17 @@ class StoreCursor(AskCursor):
             self._ask(item)
         return END if self.stage.finished else PENDING
 
+    def outlives(self, call: Call) -> bool:
+        """Never: `_answered` counts what is lost."""
+        return False
+
+    def _lost(self, steps: int) -> None:
+        """The value of the item that was about to go is not there any more."""
+        rows = self._sent.pop().info.agent_steps
+        self.limiter.lost(rows)
+        self.run.accounts.merge([(self.name, None, "rows_lost", "sum", float(rows), 1.0)])
+        super()._lost(steps)
+
     def _answered(self, pending: Pending[Any], origins: tuple[Any, ...], version: int | None) -> Item:
         item, call = self._sent.popleft(), pending.call
         rows = item.info.agent_steps
@@ -161,7 +172,6 @@ class ReplayCursor(Cursor):
             self.run.raise_failed(call, self.name)
         info = call.infos[0]
         self.limiter.answered(stock, self._rows, info.metrics)
-        self.stats.items -= 1  # the host counted its answer; out() counts it again
         ref: Ref[Any] = Ref(Leaf(call, 0), info, self.run.fetch)
         return item_by_ref(ref, (self._handles[stock],), info.policy_version)
 

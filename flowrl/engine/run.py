@@ -23,6 +23,7 @@ from flowrl.engine.cursors import END
 from flowrl.engine.interrupts import MAIN
 from flowrl.engine.learned import Learned
 from flowrl.engine.stats import Stats, snapshot
+from flowrl.engine.view import newest_published
 from flowrl.errors import FlowError, GraphError
 from flowrl.flow import Flow, ParallelFlow
 from flowrl.given import short, whole
@@ -253,12 +254,12 @@ class Run(Learned, Iterator[T], Generic[T]):
         self._evaluations += 1
         seed = self._engine.seed_of("evaluation", self._evaluations)
         given: dict[str, Any] = {"deterministic": deterministic}
-        newest = [out for states in self._engine.states.values() if (out := states[0].published) is not None]
+        newest = [out for states in self._engine.states.values() if (out := newest_published(states)) is not None]
         if len(newest) == 1:
             given["version"], given["weights"] = newest[0]
         asked = [
             self._engine.handle(state, "evaluate", held=False).ask("evaluate", episodes, seed, **given)
-            for state in (able[0][:1] if apart is None else apart)
+            for state in ([state for state in able[0] if state.up][:1] or able[0][:1] if apart is None else apart)
         ]
         parts = [part for part in (pending.result() for pending in asked) if part is not None]
         return parts[0] if len(parts) == 1 else type(parts[0]).concat(parts)

@@ -21,9 +21,9 @@ from flowrl.engine.fingerprint import fingerprint
 from flowrl.engine.interrupts import Mode
 from flowrl.engine.keeping import Keeper, record_behind
 from flowrl.engine.limiter import Limiter
-from flowrl.engine.record import FAILED, STALE
+from flowrl.engine.record import FAILED, STALE, UNDELIVERED
 from flowrl.engine.served import Served
-from flowrl.errors import CheckpointError
+from flowrl.errors import CheckpointError, PayloadLost
 
 _log = logging.getLogger("flowrl")
 TRIES = 3  # where actors die while they are asked for their states
@@ -64,7 +64,7 @@ def save(engine: Engine, path: Where, own: State, wanted: Wanted) -> None:
                 with CheckpointWriter(path) as writer:
                     writer.commit(_written(engine, writer.directory, own, wanted, until))
                 return
-            except DiedMeanwhile as died:
+            except (DiedMeanwhile, PayloadLost) as died:
                 told = str(died)
         raise CheckpointError(f"the run could not be saved: {told}, {TRIES} times in a row; try again")
     except InNode as located:
@@ -144,7 +144,7 @@ def _is_wrong(call: Call) -> bool:
     if isinstance(call.sent.record, Died):
         return True
     record = record_behind(call)
-    return record.status in (FAILED, STALE) or bool(record.tell_errors)
+    return record.status in (FAILED, STALE, UNDELIVERED) or bool(record.tell_errors)
 
 
 # ---------------------------------------------------------------- states

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flowrl.engine.calls import ANSWERED, ERROR, LOST, OUT, ActorState, Arrived, Call
@@ -128,6 +128,9 @@ class Served(GatherCursor):
                 desk.waiting[turn] = call.ref(0, call.infos[0])
                 self._flush(desk)
             return
+        if call.state is LOST and call.undelivered:  # the server's answer was lost with its node
+            self._give_up([turn])
+            return
         feed.calls.popleft()
         desk.leave(turn)
         self._take(feed, call)
@@ -157,6 +160,8 @@ class Served(GatherCursor):
         desk = self._of_server[call.actor]
         if desk.out is call:
             desk.out = None
+        if not self.closed and call.state is LOST and call.undelivered:  # a question was lost with its shard's node
+            self._give_up([turn for turn in call.owner if turn.call is call])
         if self.closed or call.state is LOST:
             return
         if call.state is ERROR:
@@ -171,6 +176,17 @@ class Served(GatherCursor):
                 if turn.call.state is not OUT:
                     self.arrived(turn.call)
         self._flush(desk)
+
+    def _give_up(self, turns: Sequence[Turn]) -> None:
+        """Begins turns anew whose question or answer was lost on its way."""
+        self.run.accounts.merge([(self.name, None, "turns_lost", "sum", float(len(turns)), 1.0)])
+        for turn in turns:
+            self._desks[turn.owner].leave(turn)
+            turn.begun, turn.call = False, None
+        for turn in turns:
+            self._begin_next(turn.owner)
+        for desk in {self._desks[turn.owner] for turn in turns}:
+            self._flush(desk)
 
     def died(self, state: ActorState, reason: str) -> None:
         if state in self._of_server:

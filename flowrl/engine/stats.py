@@ -133,8 +133,13 @@ class Accounts:
     def warned(self, about: str, said: str) -> None:
         """A warning that takes the place of the one before about the same actor."""
         with self.lock:
-            self.warnings[:] = [warning for warning in self.warnings if not warning.startswith(f"{about} died")]
+            self.warnings[:] = [warning for warning in self.warnings if not warning.startswith(f"{about} ")]
             self.warnings.append(said)
+
+    def settled(self, about: str) -> None:
+        """Takes back the warnings that begin so."""
+        with self.lock:
+            self.warnings[:] = [warning for warning in self.warnings if not warning.startswith(about)]
 
     def merge(self, deltas: Sequence[Delta]) -> None:
         """Metrics that were recorded on the driver, or came with an answer; each is to be merged exactly once."""

@@ -46,20 +46,28 @@ def _weights_of(actor_class: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     if method is None:
         return None
     try:
-        signature = _signature(method)
-        given = signature.bind(None, *args, **kwargs)
+        known, default = _place_of_policy(method, len(args), tuple(kwargs))
     except (TypeError, ValueError):
         return None
-    if any(signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL for name in given.arguments):
-        return None  # one of them may be the policy
-    given.apply_defaults()
-    policy = {**given.arguments, **kwargs}.get("policy")
+    policy = kwargs.get("policy", default) if known is None else args[known]
     return (policy,) if policy is None or isinstance(policy, str) else None
 
 
 @functools.lru_cache(64)
-def _signature(method: Any) -> inspect.Signature:
-    return inspect.signature(method)
+def _place_of_policy(method: Any, positional: int, named: tuple[str, ...]) -> tuple[int | None, Any]:
+    """Which of so many positional arguments is the policy, if one is, and else what it is unless named.
+
+    Raises:
+        TypeError: a call with such arguments would fail, or one of several may be the policy.
+    """
+    signature = inspect.signature(method)
+    given = signature.bind(None, *range(positional), **dict.fromkeys(named))
+    if any(signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL for name in given.arguments):
+        raise TypeError("one of several may be the policy")
+    at = given.arguments.get("policy") if "policy" not in named else None
+    parameter = signature.parameters.get("policy")
+    default = None if parameter is None or parameter.default is inspect.Parameter.empty else parameter.default
+    return at, default
 
 
 def method_label(method: Any) -> str:

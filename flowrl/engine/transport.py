@@ -91,13 +91,9 @@ def pack_call(args: Sequence[Any], kwargs: Mapping[str, Any], what: str) -> tupl
         TypeError: an argument cannot be pickled; names `what`, and the attribute path.
     """
     payloads: list[Any] = []
-    plain = True
-    wired: list[Any] = []
-    for arg in args:
-        wired.append(_wire(arg, payloads))
-        plain = plain and isinstance(arg, _PLAIN)
+    wired = [_wire(arg, payloads) for arg in args]
     wired_kwargs = {key: _wire(arg, payloads) for key, arg in kwargs.items()}
-    plain = plain and all(isinstance(arg, _PLAIN) for arg in kwargs.values())
+    plain = all(map(_is_plain, wired)) and all(map(_is_plain, wired_kwargs.values()))
     whole = (tuple(wired), wired_kwargs)
     try:
         return (pack(whole) if plain else pack_by_value(whole)), payloads
@@ -135,6 +131,18 @@ def item_of(payload: Any, slot: int | str) -> Any:
             raise ValueError("this answer published nothing; only answers with Answer(published=...) do")
         return published
     return items[slot]
+
+
+def _is_plain(wired: Any) -> bool:
+    """Whether pickle will do for an argument: nothing in it is of a class that only the sender may have."""
+    return _without_values(wired.tree) if type(wired) is WireRef else isinstance(wired, _PLAIN)
+
+
+def _without_values(tree: tuple[Any, ...]) -> bool:
+    kind = tree[0]
+    if kind == "joined":
+        return all(map(_without_values, tree[1]))
+    return kind in ("payload", "packed") or (kind == "then" and _without_values(tree[1]))
 
 
 def _wire(arg: Any, payloads: list[Any]) -> Any:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flowrl.handles import ActorGroup, ActorHandle, Pending
 from flowrl.ref import Ref
 
 if TYPE_CHECKING:
+    from flowrl.engine.calls import ActorState
     from flowrl.engine.core import Engine
+
+
+def newest_published(states: Sequence[ActorState]) -> tuple[int, Ref[Any]] | None:
+    """The newest weights that any of these actors published: where one answers for all, it may have died."""
+    if len(states) == 1:
+        return states[0].published
+    found = [(state.published, state.up) for state in states if state.published is not None]
+    return max(found, key=lambda one: (one[0][0], one[1]), default=(None, False))[0]
 
 
 class NodeView:
@@ -43,9 +52,10 @@ class NodeView:
         engine = self.engine
         return tuple(engine.handle(engine.states[h.group][h.index], self.node, held=True) for h in handles)
 
-    def published(self, handle: ActorHandle[Any]) -> tuple[int, Ref[Any]] | None:
-        """The newest weights that an actor published."""
-        found = self.engine.state_of(handle).published
+    def published(self, learner: ActorHandle[Any] | ActorGroup[Any]) -> tuple[int, Ref[Any]] | None:
+        """The newest weights that an actor, or any of a group, published."""
+        handles = (learner,) if isinstance(learner, ActorHandle) else self.actors_of(learner)
+        found = newest_published([self.engine.state_of(handle) for handle in handles])
         return None if found is None else (found[0], Ref(found[1]._tree, found[1].info, self.engine.fetch))
 
     def groups(self) -> Mapping[str, tuple[ActorHandle[Any], ...]]:

@@ -95,6 +95,15 @@ class ActionLayout:
         return math.prod(self.shape)
 
     @property
+    def log_scale(self) -> float:
+        """Σ log((high − low) / 2) of a Box's numbers: what squashing to the bounds takes from a density.
+
+        A number whose bounds are equal has no density and adds nothing.
+        """
+        wide = self.high > self.low
+        return float(np.log(0.5 * (self.high[wide].astype(np.float64) - self.low[wide])).sum())
+
+    @property
     def bounded(self) -> bool:
         """Whether actions are numbers between bounds, so that they can be drawn uniformly."""
         return self.squash or self.kind == "scaled_box"
@@ -132,9 +141,18 @@ def _box(space: Any, squash: bool, where: str, cause: str) -> ActionLayout:
         raise UnsupportedSpace.of("action", space, where, "a Box of integers is a MultiDiscrete")
     if size == 0:
         raise UnsupportedSpace.of("action", space, where, "this one holds no number")
-    low, high = (np.asarray(bound, dtype).astype(np.float32).ravel() for bound in (space.low, space.high))
-    if squash and not (np.isfinite(low).all() and np.isfinite(high).all()):
+    with np.errstate(over="ignore"):  # beyond float32 they are no bounds, which is told below
+        low, high = (np.asarray(bound, dtype).astype(np.float32).ravel() for bound in (space.low, space.high))
+    # Bounds of doubles are rounded inwards, so that no action is outside of the space.
+    inner_low = np.where(low < space.low.ravel(), np.nextafter(low, np.float32(np.inf)), low)
+    inner_high = np.where(high > space.high.ravel(), np.nextafter(high, np.float32(-np.inf)), high)
+    fits = (inner_low <= inner_high) & np.isfinite(low) & np.isfinite(high)
+    low, high = np.where(fits, inner_low, low), np.where(fits, inner_high, high)
+    with np.errstate(over="ignore"):
+        scales = np.isfinite(high - low).all()
+    if squash and not scales:
         raise UnsupportedSpace.of(
-            "action", space, where, f"PolicySpec({cause}) scales to the bounds, so they must be finite"
-        )
+            "action", space, where, f"PolicySpec({cause}) scales to the bounds, so they must be finite in float32, and "
+            "so must be the distance between them"
+        )  # fmt: skip
     return ActionLayout("box", space.shape, FLOAT32, dtype, 2 * size, (), 0, low, high, squash)

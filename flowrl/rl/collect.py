@@ -59,7 +59,7 @@ def collect(fragment: Fragment, unroll: Unroll, view: View | HalvesView) -> None
 
 
 def columns_of(
-    fragment: Fragment, unroll: Unroll, last_mask_N: Mask | None = None, *, next_obs: bool
+    fragment: Fragment, unroll: Unroll, last_mask_N: Mask | None = None, *, next_obs: bool, values: bool = True
 ) -> dict[str, npt.NDArray[Any]]:
     """The columns of a filled fragment (T, N, ...), but for `valid`; rewards as the environment gave them.
 
@@ -70,10 +70,12 @@ def columns_of(
     """
     final_masks = np.stack(fragment.final_masks) if fragment.final_masks else None
     columns = {**fragment.columns(), "actions": unroll.actions_TN}
+    unroll.check()
     if unroll.judges:
-        columns |= _judgements(fragment, unroll, last_mask_N, final_masks)
-    else:
-        unroll.check()
+        columns["logp"] = unroll.logp()
+        columns |= _values(fragment, unroll, last_mask_N, final_masks) if values else {}
+        q_taken_TN = unroll.q_taken()
+        columns |= {} if q_taken_TN is None else {"q_taken": q_taken_TN}
     if unroll.masks_TN is not None:
         columns[MASK] = unroll.masks_TN
         if next_obs and last_mask_N is not None:
@@ -87,15 +89,12 @@ def columns_of(
     return columns
 
 
-def _judgements(
+def _values(
     fragment: Fragment, unroll: Unroll, last_mask_N: Mask | None, final_masks: Mask | None
 ) -> dict[str, npt.NDArray[Any]]:
-    """The columns of log-probabilities and values (T, N)."""
-    logp_TN, values_SN = unroll.finish(fragment.obs_SN, last_mask_N)
+    """The columns of values (T, N)."""
+    values_SN = unroll.values(fragment.obs_SN, last_mask_N)
     final_obs = fragment.final_obs()
     places = [(t, n) for t, n, _ in fragment.finals]
     final_values = None if final_obs is None else unroll.final_values(final_obs, places, final_masks)
-    following_TN = fragment.following(values_SN, final_values)
-    columns = {"logp": logp_TN, "values": values_SN[:-1], "next_values": following_TN}
-    q_taken_TN = unroll.q_taken()
-    return columns if q_taken_TN is None else {**columns, "q_taken": q_taken_TN}
+    return {"values": values_SN[:-1], "next_values": fragment.following(values_SN, final_values)}

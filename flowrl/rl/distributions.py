@@ -272,7 +272,7 @@ def distribution_of(layout: ActionLayout) -> Callable[[Tensor], Distribution]:
     if layout.kind == "scaled_box":
         return lambda params: Deterministic(params, shape, layout.noise)
     if layout.squash:
-        log_scale = float(np.log(0.5 * (layout.high.astype(np.float64) - layout.low)).sum())
+        log_scale = layout.log_scale
         return lambda params: SquashedGaussian(params, shape, log_scale)
     return lambda params: DiagonalGaussian(params, shape)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ class FlatModule:
         buffers += [] if statistics is None else [statistics.mean, statistics.var]
         self.flat, self._num_parameters = _flatten(self.parameters, buffers)
         self._spans = {"all": slice(0, self._num_parameters)}
+        self._layout: str | None = None
         # What the default model's gradient is taken for: the same numbers as one leaf of the graph.
         self._leaf = self.flat_parameters.detach().requires_grad_()
 
@@ -38,6 +40,13 @@ class FlatModule:
     def flat_parameters(self) -> Tensor:
         """The part of the flat vector that is trained: parameters without buffers. A view."""
         return self.flat[: self._num_parameters]
+
+    def described(self, policy_id: str) -> str:
+        """The policy in words, equal for equal names and shapes of parameters: what a flat gradient belongs to."""
+        if self._layout is None:
+            shapes = [(name, tuple(parameter.shape)) for name, parameter in self.module.named_parameters()]
+            self._layout = f"{self._num_parameters} parameters, layout {zlib.crc32(repr(shapes).encode()):08x}"
+        return f"{policy_id!r} ({self._layout})"
 
     def span(self, group: str) -> slice:
         """Where a parameter group stands in the flat vector: "all", or the name of a submodule ("actor").

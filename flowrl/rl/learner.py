@@ -244,14 +244,14 @@ class Learner(Grouped):
         env_steps: the global count that a learning-rate schedule is a function of.
 
         Raises:
-            ValueError: a gradient has another length.
+            ValueError: a gradient has another length, or says that it was made for another policy.
             KeyError: a batch of something else.
             FloatingPointError: it is not finite; the parameters have not changed.
         """
         expected = self.policy.flat_parameters.shape
         counts: dict[str, Any] = {}
         if isinstance(gradients, Batch):
-            mean, rows = mean_of(gradients, *expected)
+            mean, rows = mean_of(gradients, expected[0], self.policy.described(self.policy_id))
             counts = {"rows": rows, "trained_steps": Sum(rows)}
             if rows == 0:
                 return self._answer(counts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,7 +60,10 @@ class LearningWorker(RolloutWorker):
     @classmethod
     def batch_columns(cls, env: EnvSource, policy: PolicySpec, loss: Loss, **options: Any) -> frozenset[str]:
         """The columns of `sample`'s batches, for these constructor arguments; nothing is constructed."""
-        return RolloutWorker.batch_columns(env, policy, next_obs=options.get("next_obs", False))
+        of_a_worker = inspect.signature(RolloutWorker).parameters
+        return RolloutWorker.batch_columns(
+            env, policy, **{name: value for name, value in options.items() if name in of_a_worker}
+        )
 
     def _take_over(self) -> None:
         self.set_weights(self._learner.policy.acting_weights(), self._learner.version)

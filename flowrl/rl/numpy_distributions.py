@@ -157,8 +157,7 @@ class GaussianSampler:
         self._layout = layout
         self._constant = np.float32(0.5 * math.log(2.0 * math.pi) * layout.size)
         if layout.squash:
-            scale = 0.5 * (layout.high.astype(np.float64) - layout.low)
-            self._constant += np.float32(np.log(scale).sum())
+            self._constant += np.float32(layout.log_scale)
 
     def noise(self, rng: np.random.Generator, leading: tuple[int, ...]) -> Floats:
         """Standard normal numbers (..., D)."""

@@ -79,11 +79,12 @@ class RemoteUnroll(Unroll):
         """The actions (N, ...) of step t."""
         return self._chosen(t, answer.params, answer.values, mask_N)
 
-    def wants(self, fragment: Fragment) -> EndQuestion | None:
-        """What is still to be asked of a filled fragment."""
-        if not self.judges and not self.state_SN:
+    def wants(self, fragment: Fragment, *, values: bool) -> EndQuestion | None:
+        """What is still to be asked of a filled fragment, with or without its values."""
+        judges = self.judges and values
+        if not judges and not self.state_SN:
             return None
-        known = self._values_known or self._net.greedy or not self.judges
+        known = self._values_known or self._net.greedy or not judges
         places = [(t, n) for t, n, _ in fragment.finals]
         last: Obs = map_arrays(lambda array: array[-1], fragment.obs_SN)
         return EndQuestion(last, fragment.final_obs(), places, None if known else rows_of(fragment.obs_SN))
@@ -193,7 +194,7 @@ class AsksForActions(Sampling):
             remote.unroll.take(answer)
         elif not remote.step(self._view, answer):
             return Query(remote.question(self._view))
-        elif (wanted := remote.unroll.wants(remote.fragment)) is not None:
+        elif (wanted := remote.unroll.wants(remote.fragment, values=self._values)) is not None:
             return Query(wanted)
         self._remote = None
         return self._finished(remote.fragment, remote.unroll, remote.version)

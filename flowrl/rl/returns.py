@@ -99,16 +99,19 @@ def vtrace(
     A terminated step bootstraps from 0, a truncated one from V'; over both v − V is not carried, nor behind the last
     step, which counts as the others do; both set counts as terminated. Of equal policies these are the λ-returns and
     advantages of `gae` (vtrace_lambda=1: n-step returns). An invalid row (a reset that is no transition) has
-    advantage 0 and target V_t, and nothing passes through it, NaN neither. A clip of infinity clips nothing. Sums are
-    carried in float64.
+    advantage 0 and target V_t, and nothing passes through it, NaN neither. A clip of infinity clips nothing. A target
+    log-probability of −inf, of what the policy now never does, has the ratio 0. Sums are carried in float64.
 
     Raises:
-        ValueError: a tensor is not (T, N) or not of the shape of the rewards; a number is out of range.
+        ValueError: a tensor is not (T, N) or not of the shape of the rewards; a number is out of range; a behaviour
+            log-probability of a valid row is −inf, though that action was taken.
     """
     check_fractions(discount=discount, vtrace_lambda=vtrace_lambda)
     for name, clip in (("rho_clip", rho_clip), ("c_clip", c_clip), ("pg_rho_clip", pg_rho_clip)):
         if not clip >= 0.0:
             raise ValueError(f"{name} must be at least 0, got {clip}")
+    import torch  # here, as workers that use the functions above do without it
+
     rest = {
         "behaviour_logp_TN": behaviour_logp_TN, "target_logp_TN": target_logp_TN, "values_TN": values_TN,
         "next_values_TN": next_values_TN, "terminated_TN": terminated_TN, "truncated_TN": truncated_TN,
@@ -119,6 +122,9 @@ def vtrace(
         _check_shape(name, tensor.shape, rewards_TN.shape)
     terminated_TN, truncated_TN = terminated_TN.bool(), truncated_TN.bool()
     valid_TN = None if valid_TN is None else valid_TN.bool()
+    impossible_TN = torch.isneginf(behaviour_logp_TN.detach())
+    if impossible_TN.any():
+        _check_possible(_where(valid_TN, impossible_TN))
     ratio_TN = (target_logp_TN.detach().double() - behaviour_logp_TN.detach().double()).exp()
     rewards_TN, v_TN = rewards_TN.double(), values_TN.detach().double()
     goes_on_TN = ~(terminated_TN | truncated_TN)
@@ -131,19 +137,34 @@ def vtrace(
     return VTrace((v_TN + error_SN[:-1]).float(), _where(valid_TN, advantages_TN).float())
 
 
+def _check_possible(impossible_TN: Tensor) -> None:
+    places = impossible_TN.nonzero().tolist()
+    if places:
+        (t, n), count = places[0], len(places)
+        raise ValueError(
+            f"behaviour_logp_TN is −inf in {count} valid row(s), first at step {t} of environment {n}: an action of "
+            "probability 0 was taken, so there is no ratio. Give the log-probability with which the action was drawn, "
+            "exploration included (a worker of a policy of action values writes −inf for all but the greedy action)"
+        )
+
+
 def _where(mask_TN: Tensor | None, x_TN: Tensor) -> Tensor:
     """x where the mask is true, else 0: no product, as what stands in a row that is no transition must not matter."""
     return x_TN if mask_TN is None else x_TN.masked_fill(~mask_TN, 0.0)
 
 
 def _summed_backwards(delta_TN: Tensor, carry_TN: Tensor) -> Tensor:
-    """e_t = δ_t + carry_t·e_{t+1} from e_T = 0 on: (T + 1, N)."""
+    """e_t = δ_t + carry_t·e_{t+1} from e_T = 0 on: (T + 1, N). In NumPy, whose calls take a fifth of torch's time."""
     import torch  # here, as workers that use the functions above do without it
 
-    errors = [delta_TN.new_zeros(delta_TN.shape[1:])]
-    for delta_N, carry_N in zip(reversed(delta_TN.unbind()), reversed(carry_TN.unbind()), strict=True):
-        errors.append(torch.addcmul(delta_N, carry_N, errors[-1]))
-    return torch.stack(errors[::-1])
+    errors_SN = np.zeros((len(delta_TN) + 1, *delta_TN.shape[1:]))
+    carries_TN = carry_TN.cpu().numpy()
+    errors_SN[:-1] = delta_TN.cpu().numpy()
+    following_N = errors_SN[-1]
+    for error_N, carry_N in zip(errors_SN[-2::-1], carries_TN[::-1], strict=True):
+        error_N += carry_N * following_N
+        following_N = error_N
+    return torch.from_numpy(errors_SN).to(delta_TN.device)
 
 
 def n_step(batch: Batch, *, discount: float, n: int) -> Batch:

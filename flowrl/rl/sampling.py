@@ -39,6 +39,7 @@ class Sampling:
     _steps: int
     _num_envs: int
     _next_obs: bool
+    _values: bool
     _steps_taken: int
     _rng: np.random.Generator
     _epsilon: Epsilon
@@ -91,7 +92,7 @@ class Sampling:
         """What `sample` answers, of a filled fragment."""
         valid_TN = fragment.close_rows(self._running, self._source.phantom_rows)
         fragment.check(valid_TN, self._running, self._steps_taken)
-        columns = columns_of(fragment, unroll, self._view.mask_N, next_obs=self._next_obs)
+        columns = columns_of(fragment, unroll, self._view.mask_N, next_obs=self._next_obs, values=self._values)
         self._steps_taken += fragment.taken
         returns, lengths = fragment.episodes(valid_TN, self._running)
         self._obs_N = map_arrays(lambda array: array[-1], fragment.obs_SN)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +25,23 @@ class Tally:
 
     def means(self) -> dict[str, float]:
         """The mean of each metric over the updates that had it."""
-        return {name: float(np.average(_numbers(values), weights=rows)) for name, (values, rows) in self._found.items()}
+        numbers = _numbers([value for values, _ in self._found.values() for value in values])
+        means, at = {}, 0
+        for name, (_, rows) in self._found.items():
+            weights = np.array(rows)
+            means[name] = float((numbers[at : at + len(rows)] * weights).sum() / weights.sum())
+            at += len(rows)
+        return means
 
     def sums(self) -> dict[str, tuple[float, int]]:
         """By metric, its values times their rows, added up, and those rows: what tallies of other rows add to."""
         return {name: (float(_numbers(vs) @ np.array(rows)), sum(rows)) for name, (vs, rows) in self._found.items()}
 
 
-def _numbers(values: list[Tensor | float]) -> npt.NDArray[np.float64]:
+def _numbers(values: Sequence[Tensor | float]) -> npt.NDArray[np.float64]:
+    numbers = np.array([0.0 if isinstance(value, Tensor) else float(value) for value in values])
     tensors = [value for value in values if isinstance(value, Tensor)]
-    if len(tensors) == len(values):
-        return torch.stack(tensors).detach().double().numpy()
-    return np.array([float(value) for value in values])
+    if tensors:
+        read = torch.stack([tensor.detach().double() for tensor in tensors]).numpy()
+        numbers[[isinstance(value, Tensor) for value in values]] = read
+    return numbers

@@ -121,18 +121,21 @@ class Unroll:
         """
         check_finite("logits", self._params)
 
-    def finish(self, obs_SN: Obs, mask_N: Mask | None = None) -> tuple[Floats, Floats]:
-        """Log-probabilities (T, N) and values (T + 1, N) of all T + 1 observations; `mask_N` is the last one's.
+    def logp(self) -> Floats:
+        """Log-probabilities (T, N) of the actions."""
+        logp_TN = self._net.sampler.logp(self._params, self.actions_TN)
+        if not self._explores:
+            return logp_TN
+        count = self._count if self.masks_TN is None else self.masks_TN.sum(-1)
+        mixed = (1.0 - self._epsilon) * np.exp(logp_TN, dtype=np.float64) + self._epsilon / count
+        return np.log(mixed).astype(np.float32)
+
+    def values(self, obs_SN: Obs, mask_N: Mask | None = None) -> Floats:
+        """Values (T + 1, N) of all T + 1 observations; `mask_N` is the last one's.
 
         Raises:
-            FloatingPointError: the outputs or values are not finite; names step and environment.
+            FloatingPointError: they are not finite; names step and environment.
         """
-        self.check()
-        logp_TN = self._net.sampler.logp(self._params, self.actions_TN)
-        if self._explores:
-            count = self._count if self.masks_TN is None else self.masks_TN.sum(-1)
-            mixed = (1.0 - self._epsilon) * np.exp(logp_TN, dtype=np.float64) + self._epsilon / count
-            logp_TN = np.log(mixed).astype(np.float32)
         if self._net.greedy:
             self._params.max(-1, out=self._values[:-1])
         if self._values_known or self._net.greedy:
@@ -141,7 +144,7 @@ class Unroll:
         else:
             self._values = self._all_values(rows_of(obs_SN)).reshape(self._values.shape)
         check_finite("values", self._values)
-        return logp_TN, self._values
+        return self._values
 
     def final_values(self, final_obs: Obs, places: list[tuple[int, int]], mask: Mask | None = None) -> Floats:
         """The values (F,) of final observations, each seen after step t of environment n, for (t, n) in `places`.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flowrl.numbers import check_fields
-from flowrl.rl.distributions import kl_estimate
+from flowrl.rl.distributions import MASKED, kl_estimate
 from flowrl.rl.heads import ActorCriticHead
 from flowrl.rl.loss import LossOut
 from flowrl.rl.policy import Policy
@@ -120,6 +120,7 @@ class VTraceLoss(_OnVTrace):
         judged = WithSuccessors(sequences).judged_by(net)
         logp_B, entropy_B = judged.dist.logp_and_entropy(batch["actions"])
         targets_B, advantages_B = self._corrected(sequences, judged, logp_B)
+        logp_B = _finite(logp_B)
         policy_loss = -(advantages_B * logp_B).mean()
         value_loss = (judged.values - targets_B).square().mean()
         return self._out(policy_loss, value_loss, entropy_B, logp_B.detach() - batch["logp"], now)
@@ -158,9 +159,17 @@ class APPOLoss(_OnVTrace):
             targets_B, advantages_B = self._corrected(sequences, still, still_logp_B)
         out = net.forward(batch)
         logp_B, entropy_B = out.dist.logp_and_entropy(batch["actions"])
+        logp_B = _finite(logp_B)
+        # What the target never does has the advantage 0, whatever the policy makes of it.
+        still_logp_B = still_logp_B.where(still_logp_B > MASKED, logp_B.detach())
         policy_loss, value_loss, _, clip_fraction = Surrogates.apply(
             logp_B, out.values, still_logp_B, advantages_B, targets_B, clip, None, None
         )
         made = self._out(policy_loss, value_loss, entropy_B, logp_B.detach() - batch["logp"], now)
         scheduled = {"clip": clip} if callable(self.clip) else {}
         return LossOut(made.loss, {**made.metrics, "clip_fraction": clip_fraction, **scheduled})
+
+
+def _finite(logp_B: Tensor) -> Tensor:
+    """log π, with the least float32 for −inf: times an advantage of 0, which such a row has, it is no NaN."""
+    return logp_B.clamp(min=MASKED)

@@ -50,6 +50,8 @@ class RolloutWorker(AsksForActions):
         normalize_rewards: a discount; rewards are divided by the standard deviation of the return under it
             (`flowrl.rl.normalize.RewardScaling`).
         next_obs: whether batches have the column `next_obs`.
+        values: whether batches have the columns `values` and `next_values`, the policy's own when it acted; a learner
+            that judges experience anew (V-trace) has no use for them.
         index, count: which worker of how many; the engine gives them.
         seed: of all its random numbers (a SeedSequence is taken as this worker's own stream, an
             integer is combined with `index`); the engine gives it.
@@ -73,6 +75,7 @@ class RolloutWorker(AsksForActions):
         reward_clip: float | None = None,
         normalize_rewards: float | None = None,
         next_obs: bool = False,
+        values: bool = True,
         index: int = 0,
         count: int = 1,
         seed: int | np.random.SeedSequence | None = None,
@@ -83,7 +86,7 @@ class RolloutWorker(AsksForActions):
         self._environments = WorkersEnvironments(env, num_envs, env_kwargs, env_options, index, count)
         self._index, self._count = index, count
         self._rewards = RewardScaling(num_envs, normalize_rewards, reward_clip)
-        self._steps, self._num_envs, self._next_obs = steps, num_envs, next_obs
+        self._steps, self._num_envs, self._next_obs, self._values = steps, num_envs, next_obs, values
         self._stream = (
             seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed, spawn_key=(index,))
         )
@@ -107,6 +110,8 @@ class RolloutWorker(AsksForActions):
         check_double_buffer(given.get("env_options", EnvOptions()), given.get("num_envs", 1))
         spec = given.get("policy", PolicySpec())
         memory = {"starts", "state"} if spec.recurrent else set()
+        if not given.get("values", True):
+            columns = columns - {"values", "next_values"}
         columns = columns - {"logp", "values", "next_values"} if spec.head in ACTOR_HEADS else columns
         return columns | memory | ({"q_taken"} if spec.head == "q" else set())
 
@@ -116,7 +121,7 @@ class RolloutWorker(AsksForActions):
 
         Columns: obs, actions (indices 0..A-1, whatever `Discrete.start`), rewards (normalized and clipped
         as asked for), terminated, truncated, valid, logp (of the mixture with uniform actions if epsilon is
-        not 0), values, next_values (of the state that followed: at an episode's end V of the final
+        not 0), unless asked not to values, next_values (of the state that followed: at an episode's end V of the final
         observation), and next_obs if asked for. With head "q" values are the greatest Q, and q_taken the action's;
         soft and deterministic actors have neither logp nor values. Action masks are action_mask, and next_action_mask
         beside next_obs. Metrics: episode_return and episode_length of the episodes that ended, raw, and their number;

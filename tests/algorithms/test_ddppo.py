@@ -131,7 +131,9 @@ class FailsLater(rl.losses.PPOLoss):
         return super().__call__(net, batch, now)
 
 
-def in_step(loss: Any, count: int, *, in_flight: int = 1, rounds_async: bool = False) -> Flow[Any]:
+def in_step(
+    loss: Any, count: int, *, in_flight: int = 1, rounds_async: bool = False, on_failure: Any = None
+) -> Flow[Any]:
     """Two learners in step behind two workers, as a graph with actors of their own for each."""
     spec = rl.PolicySpec(hidden=(16,))
     workers = actors(rl.RolloutWorker, "CartPole-v1", spec, steps=12, num_envs=2, count=2, name="workers")
@@ -140,7 +142,7 @@ def in_step(loss: Any, count: int, *, in_flight: int = 1, rounds_async: bool = F
     gathered = rollouts.gather_async() if rounds_async else rollouts.gather_sync()
     return (
         gathered.for_each(ConcatBatches(min_steps=60))
-        .for_each(TrainOneStep(learners, epochs=2, minibatch=32, in_flight=in_flight))
+        .for_each(TrainOneStep(learners, epochs=2, minibatch=32, in_flight=in_flight, on_failure=on_failure))
         .for_each(SendWeights(learners, to=workers))
         .for_each(ReportMetrics())
     )
@@ -209,6 +211,24 @@ def test_the_death_of_a_learner_that_no_policy_covers_ends_the_run() -> None:
     backend = Delayed(1, die=lambda name, number: name == "learners[1]" and number == 6)
     with pytest.raises(ActorDied, match=r"learners\[1\]"), run(in_step(rl.losses.PPOLoss(), 3), backend, seed=1) as r:
         r.step(20)
+
+
+@pytest.mark.parametrize("policy", [flowrl.Ignore(), flowrl.Restart(2, 0.0)])
+def test_weights_go_on_to_the_workers_when_the_first_learner_has_died(policy: Any) -> None:
+    backend = Delayed(1, die=lambda name, number: name == "learners[0]" and number == 12)
+    flow = in_step(rl.losses.PPOLoss(), 2, on_failure=policy)
+    with run(flow, backend, seed=1) as running:
+        last = running.step(20)[-1]
+        assert running.stats().groups["learners"].deaths == 1
+        told = [handle.ask(lambda worker: worker._version).result() for handle in running.actors["workers"]]
+        learnt = running.actors["learners"][1].ask("get_state").result()
+        assert running.policy_state()["weights"].tobytes() == learnt["weights"].tobytes()
+        assert running.evaluate(1).mean > 5
+        acting = [handle.ask(lambda worker: worker.get_weights()[0]).result() for handle in running.actors["workers"]]
+    assert told == [learnt["version"]] * 2
+    assert learnt["version"] >= 15
+    assert all(weights.tobytes() == learnt["weights"].tobytes() for weights in acting)
+    assert last.learner["default"]["updates"] == learnt["updates"]
 
 
 @pytest.mark.ray

@@ -34,9 +34,11 @@ DEATHS = {"worker killed": "workers[0]", "learner killed": "learner[0]", "replay
 pytestmark = pytest.mark.timeout(90)
 
 
-def pair_of(learner: dict[str, Any], shard: dict[str, Any], **more: Any) -> PPOAndDQNConfig:
+def pair_of(
+    learner: dict[str, Any], shard: dict[str, Any], env: str = "tests.rl.test_agents_faults:Pair", **more: Any
+) -> PPOAndDQNConfig:
     return PPOAndDQNConfig(
-        env="tests.rl.test_agents_faults:Pair", dqn_agents=("right",), **SMALL,
+        env=env, dqn_agents=("right",), **SMALL,
         ppo=PPOConfig(batch_steps=32, epochs=1, **learner), dqn=DQNConfig(**STORED, **learner, **shard), **more,
     )  # fmt: skip
 
@@ -130,6 +132,22 @@ def test_a_death(algorithm: str, fault: str, tmp_path: Path) -> None:
         else:
             with pytest.raises(ActorDied, match=rf"{group}\[0\]"):
                 run.step(400)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "a3c", "impala", "apex"])
+def test_a_learner_that_is_up_before_any_worker_knows_its_spaces(algorithm: str) -> None:
+    backend = Delayed(0)
+    made = ALGORITHMS[algorithm]
+    flow = made(on_worker_failure=Restart(3, backoff_s=1.0), on_learner_failure=AGAIN).graph()
+    with flowrl.run(flow, backend, seed=1) as run:
+        run.step(3)
+        for handle in (*run.actors["learner"], *run.actors["workers"]):
+            backend.kill(handle)
+        assert until(run, "workers", "restarts") >= 1
+        goes_on(run)
+        stats = run.stats()
+    assert stats.metrics["learner"]["restarts"] == 1
+    assert stats.groups["learner"].deaths == 1
 
 
 def test_the_page_says_so() -> None:

@@ -15,9 +15,9 @@ from flowrl.operators import ParallelRollouts
 from flowrl.rl import PolicySpec, RolloutWorker
 
 
-@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.fixture
 def backend(request: pytest.FixtureRequest) -> Any:
-    """Each backend in turn."""
+    """The backend of that name."""
     if request.param == "ray":
         request.getfixturevalue("ray_session")
     return Ray() if request.param == "ray" else Local()
@@ -30,12 +30,23 @@ def small(cls: Any = IMPALAConfig, **settings: Any) -> Any:
 
 
 ALGORITHMS = pytest.mark.parametrize("cls", [IMPALAConfig, APPOConfig])
+MEMORY = PolicySpec(hidden=(8,), recurrent="lstm", recurrent_size=8)
 
 
-@ALGORITHMS
-@pytest.mark.parametrize("settings", [{}, {"policy": PolicySpec(hidden=(8,), recurrent="lstm", recurrent_size=8)}])
-def test_they_run_on_both_backends(cls: Any, settings: dict[str, Any], backend: Any) -> None:
-    with run(small(cls, **settings).graph(), backend, seed=0) as running:
+@pytest.mark.parametrize(
+    ("backend", "cls", "policy"),
+    [
+        ("local", IMPALAConfig, PolicySpec(hidden=(16,))),
+        ("local", IMPALAConfig, MEMORY),
+        ("local", APPOConfig, PolicySpec(hidden=(16,))),
+        ("local", APPOConfig, MEMORY),
+        pytest.param("ray", IMPALAConfig, PolicySpec(hidden=(16,)), marks=pytest.mark.ray),
+        pytest.param("ray", APPOConfig, MEMORY, marks=pytest.mark.ray),
+    ],
+    indirect=["backend"],
+)
+def test_they_run_on_both_backends(cls: Any, policy: PolicySpec, backend: Any) -> None:
+    with run(small(cls, policy=policy).graph(), backend, seed=0) as running:
         last = running.step(8)[-1]
         assert running.evaluate(2).episodes == 2
     assert last.learner["default"]["updates"] >= 8

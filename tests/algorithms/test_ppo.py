@@ -158,7 +158,8 @@ def closure() -> Callable[[], gymnasium.Env[Any, int]]:
     ids=["lambda", "closure", "factory", "class", "path", "context"],
 )
 def test_an_environment_may_be_given_as(env: Any, kwargs: Any, lengths: set[float], backend: Any) -> None:
-    with run(small(env, env_kwargs=kwargs).graph(), backend, seed=0) as running:
+    workers = 2 if len(lengths) > 1 else 1  # a process each
+    with run(small(env, env_kwargs=kwargs, num_workers=workers).graph(), backend, seed=0) as running:
         summary = running.step(3)[-1]
     assert min(lengths) <= summary.episode_length_mean <= max(lengths)
     assert summary.episodes > 0
@@ -191,6 +192,7 @@ print(result.history[-1].episode_return_mean, result.reason)
 """
 
 
+@pytest.mark.ray
 def test_a_class_of_a_notebook_reaches_the_actors() -> None:
     """As in a notebook, the class lives in a __main__ that has no file; the default backend starts its own Ray."""
     done = subprocess.run(
@@ -232,7 +234,16 @@ def test_an_unsupported_space_leaves_nothing_running(ray_session: None) -> None:
     assert live_actors() == 0
 
 
-@pytest.mark.parametrize(("what", "problem"), [("rewards", r"reward"), ("obs", r"obs\[1\] = nan"), ("huge", r"reward")])
+@pytest.mark.parametrize(
+    ("backend", "what", "problem"),
+    [
+        ("local", "rewards", r"reward"),
+        ("local", "obs", r"obs\[1\] = nan"),
+        ("local", "huge", r"reward"),
+        pytest.param("ray", "obs", r"obs\[1\] = nan", marks=pytest.mark.ray),
+    ],
+    indirect=["backend"],
+)
 def test_a_number_that_is_not_finite_stops_before_the_update(what: str, problem: str, backend: Any) -> None:
     updates: list[Any] = []
     flow = small(lambda: Faulty(2, what)).graph().tap(updates.append)

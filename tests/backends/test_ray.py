@@ -55,8 +55,8 @@ def test_wishes_come_before_what_the_group_says() -> None:
     assert place.asked(plan) == (4, 0.5, {"fast": 2, "near": 1})
     assert place.needed([plan, GroupPlan("h", 2, 1, 0)]) == {"CPU": 14, "GPU": 1.5, "fast": 6, "near": 3}
     assert place.describe(plan) == "cpus=4, gpus=0.5, fast=2, near=1, spread"
-    assert place.spread("g")
-    assert not place.spread("h")
+    assert place.strategy("g") == "SPREAD"
+    assert place.strategy("h") is None
     colocated = Ray(place={"g": {"colocate": "h"}})
     assert colocated.placement(plan) == "Ray actor, cpus=1, fast=1, near=1, on the node of h"
 
@@ -87,6 +87,7 @@ def test_wishes_for_groups_that_there_are_not() -> None:
 # ---------------------------------------------------------------- on the Ray that all tests share
 
 
+@pytest.mark.ray
 def test_a_wrong_address_is_said_quickly() -> None:
     code = """
 import time, flowrl
@@ -148,6 +149,7 @@ def node_of(actor: Any) -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
+@pytest.mark.ray
 def test_a_ray_that_was_shut_down_is_not_started_again_by_closing() -> None:
     code = """
 import ray, flowrl, logging
@@ -175,6 +177,7 @@ print(ray.is_initialized())
     assert lines[2:] == ["False", "1 True", "True"]
 
 
+@pytest.mark.ray
 def test_a_ray_of_our_own() -> None:
     """Quiet, without dashboard, with as many CPUs as are asked for; the warning stands in the stats."""
     code = """
@@ -203,6 +206,7 @@ with flowrl.run(fast, flowrl.Ray("local")) as run:  # our own Ray, which nobody 
     assert script(code).splitlines() == ["1 True", "True True", "1 1", "True", "1"]
 
 
+@pytest.mark.ray
 def test_colocation_and_spreading_over_nodes() -> None:
     """Two nodes, emulated: spread workers are on both, the replay is where the learner is."""
     code = """

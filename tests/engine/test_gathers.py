@@ -258,6 +258,14 @@ def test_a_shard_that_outlives_its_last_death_starts_the_count_of_restarts_anew(
 
 
 @pytest.mark.parametrize("gather", ["gather_sync", "gather_async"])
+def test_deaths_of_which_each_comes_sooner_are_not_in_a_row(gather: str) -> None:
+    flow = getattr(from_actors(counters(1), "next_item"), gather)(on_failure=Restart(2, backoff_s=0.0))
+    with run(flow, Delayed(0, die=dies("workers[0]", 6, 12, 17, 21))) as r:  # the pulls 6, 5, 4 and 3 of each life
+        r.step(20)
+        assert r.stats().groups["workers"].deaths == 4
+
+
+@pytest.mark.parametrize("gather", ["gather_sync", "gather_async"])
 def test_a_shard_that_always_dies_at_the_same_pull_is_given_up(gather: str) -> None:
     flow = getattr(from_actors(counters(1), "next_item"), gather)(on_failure=Restart(2, backoff_s=0.0))
     backend = Delayed(0, die=dies("workers[0]", 3, 7, 11))  # the third pull of each life

@@ -36,6 +36,7 @@ with flowrl.run(flow, flowrl.Ray("local")) as run:
 """
 
 
+@pytest.mark.ray
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_script_ends_and_leaves_no_process(mode: str) -> None:
     script = subprocess.Popen(

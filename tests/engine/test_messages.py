@@ -14,7 +14,9 @@ import pytest
 import flowrl
 from flowrl import Answer, AskOperator, Context, Flow, Operator, Ref
 from flowrl.backends.protocol import Backend
+from flowrl.engine.calls import WAITS_A_SWEEP
 from flowrl.handles import ActorGroup, Pending
+from flowrl.testing import Delayed
 
 
 class Box:
@@ -391,3 +393,49 @@ def test_published_weights_that_cannot_be_sent_are_told(backend: Backend) -> Non
         pending = run.actors["desk"][0].ask("publish")
         with pytest.raises(TypeError, match="the published cannot be sent from its actor: published is a lock"):
             pending.result()
+
+
+# between processes
+class Apart(Delayed):
+    """As if its actors had processes of their own."""
+
+    in_process = False
+
+
+@dataclass
+class TellOther(Operator[int, int]):
+    """Tells an actor that nobody asks about each item."""
+
+    other: ActorGroup[Box]
+    method: str = "note"
+
+    def process(self, value: int, ctx: Context) -> Iterable[int]:
+        ctx.actors(self.other)[0].tell(self.method, value)
+        yield value
+
+
+def telling(method: str = "note") -> Flow[int]:
+    shards = flowrl.from_actors(boxes(count=2), "sample")
+    return shards.gather_async(num_async=1).for_each(TellOther(boxes("others"), method))
+
+
+def test_what_an_idle_actor_is_told_goes_several_at_a_time() -> None:
+    with flowrl.run(telling(), Apart(0, likely=1.0)) as run:
+        items = run.step(100)
+        stats = run.stats().nodes["TellOther"]
+        assert 100 / WAITS_A_SWEEP / 4 < stats.messages < 100 / 3
+        state = run._engine.states["others"][0]
+        assert len(state.mail) < 3 * WAITS_A_SWEEP  # those of the last waits
+        assert told(run, "others") == items
+
+
+def test_a_wait_that_takes_its_time_holds_nothing_back() -> None:
+    with flowrl.run(telling(), Apart(0, likely=0.02)) as run:
+        run.step(6)
+        assert len(run._engine.states["others"][0].mail) <= 3
+
+
+@pytest.mark.parametrize("likely", [1.0, 0.3, 0.05])
+def test_a_failing_tell_is_raised_while_others_answer(likely: float) -> None:
+    with flowrl.run(telling("fail"), Apart(0, likely=likely)) as run, pytest.raises(LookupError, match="no 1"):
+        run.step(200)

@@ -13,6 +13,8 @@ import pytest
 import flowrl
 from flowrl import ActorDied, AskOperator, FlowStalled, GraphError, Ignore, Local, Raise, Restart
 from flowrl.backends.protocol import Backend
+from flowrl.engine.branches import BranchCursor, DuplicateCursor
+from flowrl.engine.replay import StoreCursor
 from flowrl.handles import ActorGroup
 from flowrl.operators import Replay, StoreToReplay, Union
 from flowrl.testing import Delayed, Virtual
@@ -196,6 +198,20 @@ def test_a_buffer_too_small_is_told_while_building_or_stalls_with_its_name(local
     assert "StoreToReplay waits: 64 rows were stored for" in text
     assert "64 more are too many for samples_per_insert=1 of replay (min_size=4, error_buffer=10): raise" in text
     assert "Replay waits: " in text
+
+
+def test_a_stall_elsewhere_does_not_name_a_replay_that_nobody_pulled(local: Backend) -> None:
+    stored = rollouts().for_each(StoreToReplay(group := shelves(min_size=4)))
+    drawn, _ = Replay(group, batch=4).duplicate(2, max_lag=4)
+    with flowrl.run(Union([drawn, stored], emit=[drawn]), local) as run:
+        cursors = run._engine.cursors
+        shared = next(cursor for cursor in cursors if isinstance(cursor, DuplicateCursor))
+        BranchCursor("forgotten", run._engine, shared)  # no graph can forget one; a bug of the engine could
+        run.step(2)
+        next(cursor for cursor in cursors if isinstance(cursor, StoreCursor)).close()  # nothing else can move
+        with pytest.raises(FlowStalled, match=r"duplicate .* waits for forgotten, which nobody drains") as caught:
+            run.step(100)
+    assert "Replay waits" not in str(caught.value)
 
 
 def test_what_replay_refuses() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import flowrl
 from flowrl import Batch, Local, MultiAgentBatch, run
@@ -278,6 +279,50 @@ def test_a_learner_refuses_what_are_no_gradients_of_its_policy() -> None:
         learner.apply_gradients(Gradients.of(np.zeros(3), 1))
     with pytest.raises(FloatingPointError, match="norm of the gradient is nan"):
         learner.apply_gradients(Gradients.of(np.full(len(learner.policy.flat_parameters), np.nan), 1))
+
+
+class Linears(torch.nn.Module):
+    """Actor and critic of a layer each, registered in either order: 4·2 + 2 + 4·1 + 1 = 15 parameters."""
+
+    def __init__(self, order: tuple[str, ...]):
+        super().__init__()
+        for name in order:
+            self.add_module(name, torch.nn.Linear(4, 2 if name == "actor" else 1))
+
+    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.get_submodule("actor")(obs), self.get_submodule("critic")(obs).squeeze(-1)
+
+
+def built(policy_id: str, *order: str) -> Learner:
+    learner = Learner(PolicySpec(model=lambda *_: Linears(order)), ActorCriticLoss(), policy_id=policy_id)
+    learner.build({policy_id: RolloutWorker("CartPole-v1", SPEC).spaces()["default"]})
+    return learner
+
+
+def described(learner: Learner) -> str:
+    return learner.policy.described(learner.policy_id)
+
+
+def test_gradients_of_two_policies_are_not_averaged() -> None:
+    red, blue = (described(built(policy_id, "actor", "critic")) for policy_id in ("red", "blue"))
+    made = [Gradients.of(np.ones(2), 3, policy=policy) for policy in (red, blue)]
+    told = r"different policies have no mean: 'blue' \(15 .*\) and 'red' \(15 .*\); average and apply those of each"
+    with pytest.raises(ValueError, match=told):
+        Gradients.concat(made)
+    with pytest.raises(ValueError, match=told):
+        mean_of(Batch({name: np.concatenate([one[name] for one in made]) for name in made[0]}), 2)
+    assert Gradients.concat([made[0], made[0]])["policy"].tolist() == [red, red]
+
+
+def test_a_learner_refuses_gradients_of_another_policy() -> None:
+    red, blue = built("red", "actor", "critic"), built("blue", "actor", "critic")
+    theirs = Gradients.of(np.ones(15), 3, policy=described(blue))
+    with pytest.raises(ValueError, match=r"of the policy 'blue' \(15 .*\) cannot be applied to the policy 'red' \(15 "):
+        red.apply_gradients(theirs)
+    assert blue.apply_gradients(theirs).policy_version == 1
+    turned = built("red", "critic", "actor")  # as many parameters, in another order
+    with pytest.raises(ValueError, match="give ComputeGradients and the learner the same PolicySpec and policy_id"):
+        red.apply_gradients(Gradients.of(np.ones(15), 3, policy=described(turned)))
 
 
 @pytest.mark.parametrize(

@@ -99,3 +99,35 @@ def test_a_learner_that_never_answers_is_not_waited_for_much_longer_than_the_tim
         with pytest.raises(FlowError, match=rf"learners\[{hung}\] does not answer: .*peer_timeout_s=5"):
             r.step()
         assert backend.now() - began <= 15.0  # closing the actors included
+
+
+class Elsewhere(Forsaken):
+    """A learner in a process that no other is in, as far as it says."""
+
+    def __init__(self, index: int):
+        self.index = index
+
+    def whereabouts(self) -> Whereabouts:
+        return Whereabouts("here", self.index, "127.0.0.1")
+
+    def open_store(self, timeout_s: float) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(("question", "hung", "longest_s"), [(0, 1, 30), (1, 0, 60), (1, 1, 75), (2, 0, 75)])
+def test_a_learner_that_does_not_come_to_the_meeting_is_named(question, hung, longest_s):
+    """The first is asked where it is, for a store, to join; the other where it is, to join."""
+
+    def takes(group: str, index: int, kind: str, n: int) -> float:
+        return 1e9 if group == "learners" and kind == "ask" and index == hung and n == question else 0.0
+
+    what = (["whereabouts", "open_store", "join"] if hung == 0 else ["whereabouts", "join"])[question]
+    learners = flowrl.actors(Elsewhere, count=2, name="learners")
+    backend = Virtual(takes)
+    rows = flowrl.from_items([Batch({"rewards": np.ones(3, np.float32)})], num_shards=1, repeat=True)
+    with flowrl.run(rows.gather_sync().for_each(TrainOneStep(learners, peer_timeout_s=5.0)), backend) as r:
+        began = backend.now()
+        told = rf"learners\[{hung}\] has not answered '{what}' within {longest_s} s, .*peer_timeout_s=5"
+        with pytest.raises(FlowError, match=told):
+            r.step()
+        assert longest_s <= backend.now() - began <= longest_s + 10  # closing the actors included

@@ -13,8 +13,11 @@ import torch
 from gymnasium import spaces as gym_spaces
 
 from flowrl.rl.actions import ActionLayout
+from flowrl.rl.distributions import distribution_of
+from flowrl.rl.numpy_distributions import GaussianSampler
 from flowrl.rl.policy import Policy
 from flowrl.rl.spec import PolicySpec, Spaces
+from flowrl.rl.unsupported import UnsupportedSpace
 from flowrl.rl.worker import RolloutWorker
 
 BOUNDS = gym_spaces.Box(np.array([-1.0, 0.0, -np.inf]), np.array([1.0, np.inf, np.inf]), (3,), np.float64)
@@ -47,6 +50,33 @@ def test_squashed_boxes_are_scaled_to_the_bounds() -> None:
     u = np.array([[0.0, 0.0], [math.atanh(0.5), math.atanh(-0.5)], [60.0, -60.0]], np.float32)
     np.testing.assert_allclose(layout.to_env(u), [[1.0, 0.25], [2.0, 0.125], [3.0, 0.0]], atol=1e-6)
     assert all(space.contains(row) for row in layout.to_env(u))
+
+
+def test_bounds_further_apart_than_a_float_holds() -> None:
+    for space in (gym_spaces.Box(-3e38, 3e38, (3,)), gym_spaces.Box(-1e300, 1e300, (3,), np.float64)):
+        with pytest.raises(UnsupportedSpace, match="must be finite in float32, and so must be the distance"):
+            ActionLayout.of(space, squash=True)
+        stored = np.array([-1e30, 0.0, 1e30], np.float32)
+        np.testing.assert_array_equal(ActionLayout.of(space).to_env(stored), stored)
+
+
+def test_bounds_of_doubles_are_never_left() -> None:
+    space = gym_spaces.Box(np.array([-0.1, 0.3]), np.array([0.1, 0.7]), dtype=np.float64)
+    assert not space.contains(np.float32([0.1, 0.3]).astype(np.float64))  # 0.1 as a float is above it, 0.3 too
+    for layout in (ActionLayout.of(space), ActionLayout.of(space, squash=True)):
+        for stored in ([-60.0, -60.0], [60.0, 60.0]):
+            assert space.contains(layout.to_env(np.array(stored, np.float32)))
+
+
+def test_a_number_that_cannot_vary_has_no_part_in_densities() -> None:
+    fixed = gym_spaces.Box(np.array([-2.0, 0.5], np.float32), np.array([2.0, 0.5], np.float32))
+    layout = ActionLayout.of(fixed, squash=True)
+    assert layout.log_scale == math.log(2.0)
+    params, stored = np.zeros((1, 4), np.float32), np.array([[0.3, -0.4]], np.float32)
+    logp = GaussianSampler(layout).logp(params, stored)
+    assert np.isfinite(logp).all()
+    ours = distribution_of(layout)(torch.tensor(params)).logp(torch.tensor(stored))
+    np.testing.assert_allclose(ours.numpy(), logp, rtol=1e-5)
 
 
 class Recording(gymnasium.Env[Any, Any]):

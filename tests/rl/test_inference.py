@@ -66,7 +66,7 @@ def test_golden_numbers_of_a_linear_policy() -> None:
     assert state == {}
     unroll = Unroll(net, 1, 2, np.random.default_rng(0))
     unroll.act(0, obs)
-    (logp, *_), (values, _) = unroll.finish(np.stack([obs, obs]))
+    (logp,), (values, _) = unroll.logp(), unroll.values(np.stack([obs, obs]))
     # log softmax of (1.5, 0): -log(1 + e^-1.5) = -0.201413 and -1.701413; of (-2.5, 2): -4.511048 and -0.011048
     assert min(abs(logp[0] - x) for x in (-0.201413, -1.701413)) < 1e-6
     assert min(abs(logp[1] - x) for x in (-4.511048, -0.011048)) < 1e-6
@@ -141,7 +141,7 @@ def test_an_unroll_is_repeated_sampling() -> None:
     obs = np.random.default_rng(3).normal(size=(6, 4, 4)).astype(np.float32)
     unroll = Unroll(net, 5, 4, np.random.default_rng(9))
     actions = np.array([unroll.act(t, obs[t]) for t in range(5)])
-    logp, values = unroll.finish(obs)
+    logp, values = unroll.logp(), unroll.values(obs)
     rng = np.random.default_rng(9)
     for t in range(5):
         expected_actions, _ = net.act(obs[t], rng)
@@ -158,20 +158,21 @@ def test_exploration_mixes_uniform_actions_and_says_their_probability() -> None:
     obs = np.zeros((201, 50, 1), np.float32)
     unroll = Unroll(net, 200, 50, np.random.default_rng(0), epsilon=0.5)
     actions = np.array([unroll.act(t, obs[t]) for t in range(200)])
-    logp, _ = unroll.finish(obs)
+    logp = unroll.logp()
     first = 0.5 / (1 + np.exp(-2)) + 0.25  # 0.690399
     np.testing.assert_allclose(logp, np.log(np.where(actions == 0, first, 1 - first)), atol=1e-6)
     assert abs((actions == 0).mean() - first) < 0.02
     sure = Unroll(net, 2, 3, np.random.default_rng(0), epsilon=1.0)
     for t in range(2):
         sure.act(t, obs[t, :3])
-    np.testing.assert_allclose(sure.finish(obs[:3, :3])[0], np.log(0.5), atol=1e-7)
+    np.testing.assert_allclose(sure.logp(), np.log(0.5), atol=1e-7)
 
 
 def unroll_once(net: NumpyInference, obs_N: np.ndarray) -> None:
     unroll = Unroll(net, 1, len(obs_N), np.random.default_rng(0))
     unroll.act(0, obs_N)
-    unroll.finish(np.stack([obs_N, obs_N]))
+    unroll.check()
+    unroll.values(np.stack([obs_N, obs_N]))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -228,7 +229,7 @@ def test_any_other_model_runs_in_torch() -> None:
     out = policy.forward({"obs": obs})
     unroll = Unroll(net, 5, 5, np.random.default_rng(0))
     actions = np.array([unroll.act(t, obs[t]) for t in range(5)])
-    logp, values = unroll.finish(obs)
+    logp, values = unroll.logp(), unroll.values(obs)
     np.testing.assert_allclose(values, out.values.detach(), atol=1e-6)
     np.testing.assert_allclose(
         logp, policy.forward({"obs": obs[:5]}).dist.logp(torch.tensor(actions)).detach(), atol=1e-6

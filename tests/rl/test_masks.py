@@ -177,5 +177,5 @@ def test_no_invalid_action_in_350_000_steps_of_1_400_actions() -> None:
         for t in range(steps):
             actions = unroll.act(t, obs[t], mask)
             assert mask[np.arange(envs), actions].all()
-        logp, _ = unroll.finish(obs)
+        logp = unroll.logp()
         assert np.isfinite(logp).all()

@@ -158,6 +158,26 @@ def test_environments_do_not_touch_each_other():
     torch.testing.assert_close(found.pg_advantages_TN[:, :1], alone.pg_advantages_TN)
 
 
+def test_what_the_policy_never_does_has_the_ratio_0():
+    # r − V + V'/2 = 1, 2, 3; ρ = c = 1, 0, 1: e_2 = 3; e_1 = 0; e_0 = 1. A = 1·(1 + e_1/2), 0, 3.
+    found = vtrace(
+        column(0, 0, 0), column(0, -math.inf, 0), column(1, 2, 3), column(1, 2, 4), column(2, 4, 8), NO, NO,
+        discount=0.5,
+    )  # fmt: skip
+    torch.testing.assert_close(found.targets_TN, column(2, 2, 7), rtol=0, atol=1e-6)
+    torch.testing.assert_close(found.pg_advantages_TN, column(1, 0, 3), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("target", [-math.inf, 0.0])
+def test_what_the_behaviour_never_does_cannot_have_been_done(target):
+    never, one = column(0, -math.inf, 0), column(1, 1, 1)
+    with pytest.raises(ValueError, match=r"is −inf in 1 valid row\(s\), first at step 1 of environment 0: .*greedy"):
+        vtrace(never, column(0, target, 0), one, one, one, NO, NO, discount=0.5)
+    found = vtrace(never, column(0, target, 0), one, one, one, NO, NO, discount=0.5, valid_TN=flags(1, 0, 1))
+    assert torch.isfinite(found.targets_TN).all()
+    assert torch.isfinite(found.pg_advantages_TN).all()
+
+
 def test_it_has_no_gradient():
     logp, values = HALF_ONE_TWICE.clone().requires_grad_(), column(1, 2, 4).requires_grad_()
     found = vtrace(column(0, 0, 0), logp, column(1, 2, 3), values, values, NO, NO, discount=0.5)

@@ -1,5 +1,6 @@
 """The losses on V-trace: against a policy asked row by row in every layout of episodes; minibatches of sequences."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -236,6 +237,35 @@ def test_parts_of_a_minibatch_give_the_same_gradient(settings):
     batch = fragment(learner.policy, phantom=False)
     whole, parts = (learner.compute_gradients(batch, microbatch=size).payload for size in (None, 1))
     np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-6)
+
+
+class Forbids(torch.nn.Module):
+    """A user's model that may forbid action 1 by a logit of −inf."""
+
+    forbids = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor, self.critic = torch.nn.Linear(3, 2), torch.nn.Linear(3, 1)
+
+    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.actor(obs)
+        if self.forbids:
+            logits = torch.stack((logits[..., 0], torch.full_like(logits[..., 0], -math.inf)), -1)
+        return logits, self.critic(obs).squeeze(-1)
+
+
+@pytest.mark.parametrize("forbidden", [(True, True), (True, False), (False, True)], ids=["both", "policy", "target"])
+@pytest.mark.parametrize("loss", [VTraceLoss(), APPOLoss()], ids=["impala", "appo"])
+def test_an_action_that_the_policy_never_takes_has_no_part(loss, forbidden):
+    policy = Policy(PolicySpec(model=lambda *_: Forbids()), PLAIN, seed=1)
+    batch = fragment(policy, phantom=True)
+    assert 1 in batch["actions"][batch["valid"]]
+    policy.target.module.forbids, policy.module.forbids = forbidden[1], forbidden[0]
+    out = loss(policy, sequences(policy, batch), NOW)
+    assert torch.isfinite(out.loss)
+    assert not any(math.isnan(float(value)) for value in out.metrics.values())  # the KL divergence is infinite
+    assert torch.isfinite(policy.gradient(out.loss)).all()
 
 
 def test_a_flat_batch_is_refused():

@@ -162,7 +162,22 @@ def test_global_generators_are_not_touched() -> None:
 def test_columns_are_known_without_a_worker() -> None:
     assert RolloutWorker.batch_columns("NoSuchEnv-v0", PolicySpec(), steps=3) == ALL
     assert RolloutWorker.batch_columns("NoSuchEnv-v0", next_obs=True) == ALL | {"next_obs"}
+    assert RolloutWorker.batch_columns("NoSuchEnv-v0", values=False) == ALL - {"values", "next_values"}
     assert RolloutWorker.default_cpus == 1
+
+
+@pytest.mark.parametrize("spec", [PolicySpec(), PolicySpec(head="q"), PolicySpec(recurrent="gru", recurrent_size=4)])
+def test_values_are_left_out_and_nothing_else_changes(spec: PolicySpec) -> None:
+    def sampled(**options: Any) -> dict[str, Any]:
+        worker = RolloutWorker("CartPole-v1", spec, steps=30, num_envs=2, next_obs=True, seed=0, **options)
+        columns = RolloutWorker.batch_columns("CartPole-v1", spec, next_obs=True, **options)
+        assert {name.split("/")[0] for name in worker.sample().payload} == columns
+        return dict(worker.sample().payload)
+
+    without, whole = sampled(values=False), sampled()
+    assert whole.keys() - without.keys() == {"values", "next_values"}
+    for name, column in without.items():
+        np.testing.assert_array_equal(column, whole[name], err_msg=name)
 
 
 # the policy
