@@ -189,7 +189,7 @@ def report(name: str, task: Task, found: list[list[Mark]], backend: str) -> str:
         f"num_workers {cfg.num_workers}, envs_per_worker {cfg.envs_per_worker}, unroll {cfg.unroll}, hidden "
         f"{cfg.ppo.policy.hidden}, batch_steps {cfg.ppo.batch_steps}, epochs {cfg.ppo.epochs}, minibatch "
         f"{cfg.ppo.minibatch}, learning_rate {cfg.ppo.learning_rate}, gae_lambda {cfg.ppo.gae_lambda}, "
-        f"entropy_cost {cfg.ppo.entropy_cost}; "{seconds:.0f} s a seed, without the measures.", "",
+        f"entropy_cost {cfg.ppo.entropy_cost}; {seconds:.0f} s a seed, without the measures.", "",
     ])  # fmt: skip
 
 
