@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from itertools import islice
+import random
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +34,22 @@ CONFIGS: dict[str, Any] = {
 }
 
 
-def dying(*often: str) -> Any:
-    """Deaths of actors, each at some of its messages, by name."""
-    return lambda actor, n: any(actor == name and n % (13 + 4 * i) == 12 for i, name in enumerate(often))
+def dying(seed: int, *often: str) -> Any:
+    """Deaths of actors, by name, each after other numbers of messages: always the same would be given up."""
+    at = {}
+    for name in often:
+        draw = random.Random(f"{seed} {name}")
+        at[name] = set(accumulate(draw.randrange(8, 24) for _ in range(100)))
+    return lambda actor, n: n in at.get(actor, ())
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_books_balance_whatever_dies(name: str, seed: int) -> None:
-    dies = dying("workers[0]", "workers[1]", "learner[0]", "replay[1]")
-    with flowrl.run(CONFIGS[name].graph(), Delayed(seed, in_order=seed != 2, die=dies), seed=seed) as run:
+    dies = dying(seed, "workers[0]", "workers[1]", "learner[0]", "replay[1]")
+    with flowrl.run(CONFIGS[name].graph(), Delayed(seed, in_order=seed == 0, die=dies), seed=seed) as run:
         books = None
-        for summary in islice(run, 60):
+        for summary in islice(run, 40):
             last, books = books, ledger.books_of(run, summary)
             assert list(ledger.wrong(last, books)) == []
         deaths = {group: figures.deaths for group, figures in run.stats().groups.items()}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from flowrl.backends.placement import Placement
 from flowrl.backends.protocol import GroupPlan
+from flowrl.errors import StartError
 
 Seat = tuple[str, int]  # an actor: group, index
 Amounts = Mapping[str, float]
@@ -51,10 +52,50 @@ class Assignment:
         if not self._wished:
             return
         left = {node: dict(amounts) for node, amounts in free.items()}
-        for head in sorted(self._families, key=lambda head: len(self._families[head]) == 1):  # the larger ones first
+        for head in sorted(self._families, key=lambda head: len(self._family(head)) == 1):  # the larger ones first
             node = self._homes[head] = self._chosen(head, left)
             for what, amount in self._need(head).items():
                 left[node][what] = left[node].get(what, 0.0) - amount
+
+    @property
+    def plans(self) -> list[GroupPlan]:
+        """All groups."""
+        return list(self._plans.values())
+
+    def resized(self, plan: GroupPlan) -> Assignment:
+        """The same with another number of actors in a group, for which no node is chosen yet.
+
+        Raises:
+            StartError: others live where the actors of this group do, so that its number says where.
+        """
+        others = [name for name in self._plans if self._place.colocated(name) == plan.name]
+        if others:
+            raise StartError(f"{', '.join(others)} shares the nodes of {plan.name}, so {plan.name} cannot be resized")
+        made = Assignment(self._place, [plan if name == plan.name else self._plans[name] for name in self._plans])
+        made._homes = {head: node for head, node in self._homes.items() if head in made._families}
+        return made
+
+    def count(self, group: str) -> int:
+        """How many actors a group has."""
+        return self._plans[group].count
+
+    def seat(self, group: str, first: int, free: Mapping[str, Amounts]) -> None:
+        """Chooses the nodes of a group's actors from the `first` on. free: what is left on each node, without them.
+
+        Raises:
+            NoNode: one has no place.
+        """
+        left = {node: dict(amounts) for node, amounts in free.items()}
+        for index in range(first, self._plans[group].count if self._wished else first):
+            seat = (group, index)
+            head, alone = self._head(seat), [seat]
+            need, home = self._need(head, alone), self._homes.get(head)
+            if home is None:
+                home = self._homes[head] = self._chosen(head, left, alone)
+            elif not _how_often(need, left.get(home, {})):
+                raise NoNode(self._why(head, need, {home: left.get(home, {})}, alone))
+            for what, amount in need.items():
+                left[home][what] = left[home].get(what, 0.0) - amount
 
     def node_of(self, seat: Seat) -> str | None:
         """Where an actor is to live; None where Ray may choose."""
@@ -62,7 +103,7 @@ class Assignment:
 
     def shares(self, seat: Seat) -> bool:
         """Whether it must live where others do."""
-        return len(self._families[self._head(seat)]) > 1
+        return len(self._family(self._head(seat))) > 1
 
     def again(self, seat: Seat, free: Mapping[str, Amounts]) -> str:
         """The node for one that has died: where it was, or, if that node is lost, a new one for its family.
@@ -103,16 +144,19 @@ class Assignment:
             if other == group and node in here:
                 here[node] += 1
         order = {node: place for place, node in enumerate(able)}
-        strategy = self._place.strategy(group) or ("PACK" if len(self._families[head]) > 1 else None)
+        strategy = self._place.strategy(group) or ("PACK" if len(self._family(head)) > 1 else None)
         if strategy == "SPREAD":
             return min(able, key=lambda node: (here[node], order[node]))
         if strategy == "PACK":
             return min(able, key=lambda node: (-here[node], -able[node], order[node]))
         return min(able, key=lambda node: (-left[node].get("CPU", 0.0), order[node]))
 
+    def _family(self, head: Seat) -> list[Seat]:
+        return self._families.get(head, [head])  # of a group that has grown, one on its own
+
     def _need(self, head: Seat, among: Sequence[Seat] | None = None) -> dict[str, float]:
         need: dict[str, float] = {}
-        for group, _ in among or self._families[head]:
+        for group, _ in among or self._family(head):
             cpus, gpus, resources = self._place.asked(self._plans[group])
             for what, amount in {"CPU": cpus, "GPU": gpus, **resources}.items():
                 if amount:
@@ -120,7 +164,7 @@ class Assignment:
         return need
 
     def _why(self, head: Seat, need: Amounts, left: Mapping[str, Amounts], among: Sequence[Seat] | None) -> str:
-        names = [f"{group}[{index}]" for group, index in among or self._families[head]]
+        names = [f"{group}[{index}]" for group, index in among or self._family(head)]
         who = names[0] if len(names) == 1 else f"{', '.join(names[:4])}{', …' * (len(names) > 4)}, which share a node,"
         rooms = {tuple(f"{what}: {amounts.get(what, 0.0):g}" for what in need): None for amounts in left.values()}
         told = " / ".join(", ".join(room) for room in rooms) or "no node is there"

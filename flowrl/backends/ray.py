@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from time import monotonic, sleep
 from typing import Any
 
 from flowrl import process
 from flowrl.backends.assignment import Assignment, NoNode, Seat
-from flowrl.backends.looks import Looks
 from flowrl.backends.placement import Placement
 from flowrl.backends.protocol import Copy, GroupPlan, NoRoom, Sent
-from flowrl.backends.ray_answers import fill, first_line, last_words, what_came_instead
+from flowrl.backends.ray_answers import Answers, first_line, last_words
 from flowrl.backends.ray_connection import connect
 from flowrl.backends.ray_resources import free_by_node, lacking, reachable, total_by_node
 from flowrl.engine.host import Host
@@ -21,7 +19,6 @@ from flowrl.engine.record import sealed
 from flowrl.errors import FlowError, PayloadLost, StartError
 
 SETTLE_S = 10.0  # how long what a dead actor held may take to come free
-MANY = 256  # above so many pending calls ray.wait costs more than completion callbacks
 
 _held: dict[int, dict[str, float]] = {}  # resources of this process's live runs
 _owned_cpus: float | None = None  # of the Ray that this process started, if it did
@@ -95,9 +92,7 @@ class Ray:
         self._actors: dict[tuple[str, int], _RayActor] = {}
         self._node = ""  # the driver's, which tells one Ray from the next
         self._free_cpus = False  # our own Ray is oversubscribed: actors are placed without asking for CPUs
-        self._hooked: dict[Sent, Any] = {}  # messages whose completion calls back, with their references
-        self._news = threading.Condition()
-        self._looks = Looks()
+        self._answers = Answers()
 
     def for_one_run(self) -> Ray:
         """The same configuration, for a run of its own."""
@@ -119,6 +114,8 @@ class Ray:
 
     def open(self, plans: Sequence[GroupPlan]) -> list[str]:
         """Joins or starts Ray and sees that the plans fit."""
+        # As Ray is imported into a notebook without ipywidgets, it asks for them; nothing of ours shows any.
+        logging.getLogger("ray.widgets.util").setLevel(logging.WARNING)
         import ray
 
         self.place.check(plans)
@@ -133,18 +130,45 @@ class Ray:
         warnings: list[str] = []
         if not ray.is_initialized():
             _owned_cpus, warnings = connect(self.address, need)
+        warnings += self._take(need)
+        if _owned_cpus is None:
+            self._assign(plans)
+        self._node = ray.get_runtime_context().get_node_id()
+        return warnings
+
+    def resize(self, plan: GroupPlan) -> list[str]:
+        """Sees that a group fits with another number of actors, and chooses the nodes of those that are new."""
+        before, nodes = self._nodes, self._nodes.resized(plan)
+        need, first = self.place.needed(nodes.plans), before.count(plan.name)
+        if plan.count <= first:
+            self._nodes, _held[id(self)] = nodes, need
+            return []
+        held, free_cpus = _held.pop(id(self), {}), self._free_cpus
+        try:
+            warnings = self._take(need)
+            if _owned_cpus is None:
+                nodes.seat(plan.name, first, self._left())
+        except BaseException as error:
+            _held[id(self)], self._free_cpus = held, free_cpus
+            if isinstance(error, NoNode):
+                raise StartError(f"{error}; use fewer or smaller actors, or add a node") from None
+            raise
+        self._nodes = nodes
+        return warnings
+
+    def _take(self, need: Mapping[str, float]) -> list[str]:
+        """Sees that what is needed is free, and notes that this run holds it."""
+        warnings: list[str] = []
+        asked = dict(need)
         if _owned_cpus is not None:
             wanted = need.get("CPU", 0.0) + sum(held.get("CPU", 0.0) for held in _held.values())
             cores = os.cpu_count() or 1
             self._free_cpus = wanted > _owned_cpus
             if wanted > cores:
                 warnings.append(f"oversubscribed: the runs ask for {wanted:g} CPUs and this machine has {cores}")
-            need = {name: amount for name, amount in need.items() if name != "CPU"}
-        self._wait_until_fits(need)
-        if _owned_cpus is None:
-            self._assign(plans)
-        self._node = ray.get_runtime_context().get_node_id()
-        _held[id(self)] = self.place.needed(plans)
+            asked.pop("CPU", None)
+        self._wait_until_fits(asked)
+        _held[id(self)] = dict(need)
         return warnings
 
     def _assign(self, plans: Sequence[GroupPlan]) -> None:
@@ -217,15 +241,18 @@ class Ray:
         Raises:
             NoRoom: none has room now.
         """
+        try:
+            return self._nodes.again(seat, self._left())
+        except NoNode as full:
+            raise NoRoom(str(full), SETTLE_S + self.wait_for_resources_s) from None
+
+    def _left(self) -> dict[str, dict[str, float]]:
+        """What is left on each node that can be reached."""
         free = free_by_node()
         there = reachable(free)
         # The cluster may not know yet what those take that were started a moment ago, or may know it already.
         self._starting = {one: at for one, at in self._starting.items() if self._actors[one].is_starting}
-        left = self._nodes.with_room_for(self._starting, {node: free[node] for node in free if node in there})
-        try:
-            return self._nodes.again(seat, left)
-        except NoNode as full:
-            raise NoRoom(str(full), SETTLE_S + self.wait_for_resources_s) from None
+        return self._nodes.with_room_for(self._starting, {node: free[node] for node in free if node in there})
 
     def send(self, actor: _RayActor, message: bytes, payloads: Sequence[Any], *, start: bool = False) -> Sent:
         """Submits one actor task.
@@ -263,54 +290,8 @@ class Ray:
         return not ray.is_initialized() or ray.get_runtime_context().get_node_id() != self._node
 
     def poll(self, sent: Sequence[Sent], timeout_s: float | None) -> list[Sent]:
-        """Waits with ray.wait, or with completion callbacks where many calls are out. Several threads may wait."""
-        import ray
-
-        if not sent:
-            if timeout_s:
-                sleep(timeout_s)
-            return []
-        here = [one for one in sent if one.record is not None or one.token is None]  # None: taken in by another thread
-        if here:
-            return here
-        if len(sent) > MANY or any(one in self._hooked for one in sent):
-            return self._poll_hooked(sent, timeout_s)
-        by_ref = {one.token: one for one in sent}
-        refs = list(by_ref)
-        ready, rest = ray.wait(refs, num_returns=1, timeout=timeout_s)
-        if ready and rest and self._looks.due():
-            # Waiting for one and then looking at the rest is cheaper than to look first and then to wait.
-            more = ray.wait(rest, num_returns=len(rest), timeout=0)[0]
-            self._looks.found(len(more))
-            ready = ready + more
-        if ready:
-            fill([by_ref[ref] for ref in ready], ready)
-        return [by_ref[ref] for ref in ready]
-
-    def _poll_hooked(self, sent: Sequence[Sent], timeout_s: float | None) -> list[Sent]:
-        for one in sent:
-            token = one.token
-            if one.record is None and token is not None and one not in self._hooked:
-                self._hook(one, token)
-
-        def answered() -> list[Sent]:
-            return [one for one in sent if one.record is not None or one.token is None]
-
-        with self._news:
-            self._news.wait_for(answered, timeout_s)
-            return answered()
-
-    def _hook(self, one: Sent, token: Any) -> None:
-        def arrived(result: Any) -> None:
-            record = what_came_instead(result) if isinstance(result, BaseException) else result
-            with self._news:
-                self._hooked.pop(one, None)
-                if one.token is not None:  # else another thread has taken it in
-                    one.record = record
-                self._news.notify_all()
-
-        self._hooked[one] = token
-        token._on_completed(arrived)
+        """Those that are answered. Several threads may wait."""
+        return self._answers.wait(sent, timeout_s)
 
     def load(self, payload: Any) -> Any:
         """Brings a payload to the driver."""
@@ -347,6 +328,9 @@ class Ray:
         """Ends the actor's process."""
         import ray
 
+        for seat in [seat for seat, one in self._actors.items() if one is actor]:
+            del self._actors[seat]
+            self._starting.pop(seat, None)
         ray.kill(actor.handle, no_restart=True)
 
     def close(self) -> None:

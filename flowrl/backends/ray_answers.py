@@ -2,18 +2,81 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from time import sleep
 from typing import Any
 
+from flowrl.backends.looks import Looks
 from flowrl.backends.protocol import Died, Sent
 from flowrl.engine.failure import record_of
 from flowrl.engine.record import FAILED, UNDELIVERED, Record
 from flowrl.errors import ActorDied
 
+MANY = 256  # above so many pending calls ray.wait costs more than completion callbacks
 LAST_WORDS = "flowrl:last-words:"  # of an actor, by its id
 
 
-def fill(ready: Sequence[Sent], refs: Sequence[Any]) -> None:
+class Answers:
+    """Waits for the answers of one run, with ray.wait, or with completion callbacks where many calls are out."""
+
+    def __init__(self) -> None:
+        self._hooked: dict[Sent, Any] = {}  # messages whose completion calls back, with their references
+        self._news = threading.Condition()
+        self._looks = Looks()
+
+    def wait(self, sent: Sequence[Sent], timeout_s: float | None) -> list[Sent]:
+        """Those of the messages that are answered, their records filled; waits for one. Several threads may wait."""
+        import ray
+
+        if not sent:
+            if timeout_s:
+                sleep(timeout_s)
+            return []
+        here = [one for one in sent if one.record is not None or one.token is None]  # None: taken in by another thread
+        if here:
+            return here
+        if len(sent) > MANY or any(one in self._hooked for one in sent):
+            return self._wait_hooked(sent, timeout_s)
+        by_ref = {one.token: one for one in sent}
+        refs = list(by_ref)
+        ready, rest = ray.wait(refs, num_returns=1, timeout=timeout_s)
+        if ready and rest and self._looks.due():
+            # Waiting for one and then looking at the rest is cheaper than to look first and then to wait.
+            more = ray.wait(rest, num_returns=len(rest), timeout=0)[0]
+            self._looks.found(len(more))
+            ready = ready + more
+        if ready:
+            _fill([by_ref[ref] for ref in ready], ready)
+        return [by_ref[ref] for ref in ready]
+
+    def _wait_hooked(self, sent: Sequence[Sent], timeout_s: float | None) -> list[Sent]:
+        for one in sent:
+            token = one.token
+            if one.record is None and token is not None and one not in self._hooked:
+                self._hook(one, token)
+
+        def answered() -> list[Sent]:
+            return [one for one in sent if one.record is not None or one.token is None]
+
+        with self._news:
+            self._news.wait_for(answered, timeout_s)
+            return answered()
+
+    def _hook(self, one: Sent, token: Any) -> None:
+        def arrived(result: Any) -> None:
+            record = what_came_instead(result) if isinstance(result, BaseException) else result
+            with self._news:
+                self._hooked.pop(one, None)
+                if one.token is not None:  # else another thread has taken it in
+                    one.record = record
+                self._news.notify_all()
+
+        self._hooked[one] = token
+        token._on_completed(arrived)
+
+
+def _fill(ready: Sequence[Sent], refs: Sequence[Any]) -> None:
     import ray
 
     try:
@@ -28,6 +91,7 @@ def fill(ready: Sequence[Sent], refs: Sequence[Any]) -> None:
 
 
 def what_came_instead(error: BaseException) -> Record | Died:
+    """The record of an exception that Ray gives in the place of an answer, or that its actor has died."""
     from ray.exceptions import (
         ActorUnschedulableError,
         ObjectLostError,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flowrl.engine.core import Engine
 
 
-LOOK_S = 1.0  # between two looks for a place
+LOOK_S = 0.5  # between two looks for a place
 SLOW_S = 30.0  # after which it is said that an actor has not come up
 
 _log = logging.getLogger("flowrl")
@@ -57,6 +57,10 @@ class Lives:
     def watch(self, state: ActorState, cursor: Watcher) -> None:
         """A gather, or the pacing of a replay group, wants to decide what the death of its shard means."""
         self._watchers.setdefault(state, []).append(cursor)
+
+    def unwatch(self, state: ActorState) -> None:
+        """Nobody decides about an actor any more."""
+        self._watchers.pop(state, None)
 
     def bring_up(self) -> None:
         """Makes every actor, all at once, and waits for them; one that dies meanwhile is tried again by the policy.
@@ -139,7 +143,7 @@ class Lives:
         look = self._looks.pop(call, None)
         if look is not None:
             self.timers[:] = [timer for timer in self.timers if timer[1] is not look]
-        if call.state is LOST:
+        if call.state is LOST or state.leaving:
             return
         again, state.restarting = state.restarting, False
         if call.state is not ANSWERED:
@@ -147,6 +151,7 @@ class Lives:
             return
         state.up = True
         if again:
+            engine.accounts.settled(f"{state.name} waits ")
             engine.accounts.merge([(state.group, None, "restarts", "sum", 1.0, 1.0)])
         if not self._greeting:
             return
@@ -167,6 +172,8 @@ class Lives:
         began = engine.backend.now() + backoff_s
 
         def again() -> None:
+            if state.leaving:
+                return
             try:
                 state.actor = engine.backend.restart(state.actor, self.plans[state.group], state.index)
             except NoRoom as full:
@@ -224,7 +231,7 @@ class Lives:
 
     def _died(self, state: ActorState, reason: str) -> None:
         engine = self._engine
-        watched = self._watchers.get(state, [])
+        watched = [] if state.leaving else self._watchers.get(state, [])
         with engine.calls.lock:
             state.incarnation += 1
             state.up = state.restarting = False
@@ -236,7 +243,7 @@ class Lives:
             for cursor in watched:
                 if not cursor.closed:
                     cursor.died(state, reason)
-            if not watched:
+            if not watched and not state.leaving:
                 out = ", ".join(sorted({call.label for call in lost})) or "nothing"
                 raise ActorDied(f"{state.name} died: {reason}; out were: {out}")
         except ActorDied as error:

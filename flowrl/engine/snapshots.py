@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from flowrl.engine.calls import Call
 
 
+MOST = 4  # that are kept
+
+
 class Snapshots:
     """Answers to `get_state()`, newest first: the newest, and those behind it as far as one that has a copy.
 
@@ -28,6 +31,7 @@ class Snapshots:
         self._kept.insert(0, (call, self._backend.copy(call.payload)))
         safe = next((place for place, (_, copy) in enumerate(self._kept) if copy.there), len(self._kept))
         del self._kept[safe + 1 :]
+        del self._kept[1 : -MOST + 1]  # where copies are slow to come, the oldest is the next to
 
     @property
     def newest(self) -> Call:

@@ -34,9 +34,11 @@ DEATHS = {"worker killed": "workers[0]", "learner killed": "learner[0]", "replay
 pytestmark = pytest.mark.timeout(90)
 
 
-def pair_of(learner: dict[str, Any], shard: dict[str, Any], **more: Any) -> PPOAndDQNConfig:
+def pair_of(
+    learner: dict[str, Any], shard: dict[str, Any], env: str = "tests.rl.test_agents_faults:Pair", **more: Any
+) -> PPOAndDQNConfig:
     return PPOAndDQNConfig(
-        env="tests.rl.test_agents_faults:Pair", dqn_agents=("right",), **SMALL,
+        env=env, dqn_agents=("right",), **SMALL,
         ppo=PPOConfig(batch_steps=32, epochs=1, **learner), dqn=DQNConfig(**STORED, **learner, **shard), **more,
     )  # fmt: skip
 

@@ -237,13 +237,14 @@ def test_an_actor_without_a_place_waits_for_one_and_the_others_go_on() -> None:
     with flowrl.run(sources("async"), backend) as run:
         run.step(4)
         backend.lose("sources[1]")
-        began = backend.now()
+        began, told = backend.now(), set()
         while run.stats().metrics.get("sources", {}).get("restarts", 0) == 0:
             run.step(1)
-        assert 5.0 <= backend.now() - began <= 10.0
-        stats = run.stats()
-        assert stats.groups["sources"].deaths == 1
-        assert "sources[1] waits for a place to start again: no node has room for sources[1]" in stats.warnings
+            told |= set(run.stats().warnings)
+        assert 2.5 <= backend.now() - began <= 5.0
+        assert run.stats().groups["sources"].deaths == 1
+        assert told == {"sources[1] waits for a place to start again: no node has room for sources[1]"}
+        assert not run.stats().warnings  # it has one
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
