@@ -89,7 +89,21 @@ class Lives:
                     self.greet(state)
             if name not in sources:
                 for call in [call for call in list(engine.calls.pending.values()) if call.kind == "ask"]:
-                    engine.await_call(call)
+                    self._await(call)
+
+    def _await(self, call: Call) -> None:
+        """Waits for what an actor was asked as another was greeted; where one dies meanwhile its policy has the say.
+
+        Raises:
+            ActorDied: no policy goes on. Whatever it raised.
+        """
+        engine = self._engine
+        while not call.done:
+            engine.wait([call])
+        engine.poll()
+        error = call.error()
+        if error is not None and error.type_name != ActorDied.__name__:  # that of an argument is settled by now
+            engine.raise_failed(call, call.node)
 
     def greet(self, state: ActorState) -> None:
         """Tells every operator of one actor."""
