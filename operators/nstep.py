@@ -28,6 +28,9 @@ class NStep(Operator[Any, Any]):
     the first batch is that much shorter. Put it before the gather, where the fragments of one worker stay in order
     and the data need not pass the driver.
 
+    A fragment need not go on where the one before ended: after a fault of an environment that is outlived, episodes
+    begin anew. Rows whose `next_obs` are not what follows end there as truncated ones, with the steps that there are.
+
     n: 1 adds only `discounts`. discount: γ, of one step. policy: of a MultiAgentBatch, whose batch gets them; the
     others go on as they are. None means every policy's.
 
@@ -87,7 +90,7 @@ class NStep(Operator[Any, Any]):
         columns, sources = dict(batch), [item]
         waiting = self._held.pop(stream, None)
         if waiting is not None:
-            columns = _joined(waiting[0], columns, grows=stream[1] is not None)
+            columns = _joined(_ended(waiting[0], columns), columns, grows=stream[1] is not None)
             sources = [waiting[1], item]
         steps = len(columns["rewards"])
         whole = max(steps - self.n + 1, 0)
@@ -99,6 +102,27 @@ class NStep(Operator[Any, Any]):
             return None
         made = n_step_columns(columns, discount=self.discount, n=self.n)
         return Batch({name: array[:whole] for name, array in made.items()}, time_major=True), sources
+
+
+def _ended(before: Columns, after: Columns) -> Columns:
+    """The rows that wait, truncated at their end in environments whose next row does not follow on them."""
+    count = min(before["rewards"].shape[1], after["rewards"].shape[1])
+    breaks_N = ~(before["terminated"][-1, :count] | before["truncated"][-1, :count])
+    for columns, at in ((before, -1), (after, 0)):
+        if "valid" in columns:
+            breaks_N &= columns["valid"][at, :count]
+    follows_N = np.ones(count, np.bool_)
+    for name in before:
+        shown = after.get(name.removeprefix("next_")) if name.startswith("next_obs") else None
+        if shown is not None and shown.shape[2:] == before[name].shape[2:]:
+            alike = before[name][-1, :count] == shown[0, :count]
+            follows_N &= alike.reshape(count, -1).all(-1)
+    breaks_N &= ~follows_N
+    if not breaks_N.any():
+        return before
+    truncated = before["truncated"].copy()
+    truncated[-1, :count] |= breaks_N
+    return {**before, "truncated": truncated}
 
 
 def _joined(before: Columns, after: Columns, *, grows: bool) -> dict[str, Array]:

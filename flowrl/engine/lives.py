@@ -58,6 +58,10 @@ class Lives:
         """A gather, or the pacing of a replay group, wants to decide what the death of its shard means."""
         self._watchers.setdefault(state, []).append(cursor)
 
+    def unwatch(self, state: ActorState) -> None:
+        """Nobody decides about an actor any more."""
+        self._watchers.pop(state, None)
+
     def bring_up(self) -> None:
         """Makes every actor, all at once, and waits for them; one that dies meanwhile is tried again by the policy.
 
@@ -123,7 +127,7 @@ class Lives:
         state, engine = call.actor, self._engine
         if call in self._looks:
             self.forget(self._looks.pop(call))
-        if call.state is LOST:
+        if call.state is LOST or state.leaving:
             return
         again, state.restarting = state.restarting, False
         if call.state is not ANSWERED:
@@ -152,6 +156,8 @@ class Lives:
         began = engine.backend.now() + backoff_s
 
         def again() -> None:
+            if state.leaving:
+                return
             try:
                 state.actor = engine.backend.restart(state.actor, self.plans[state.group], state.index)
             except NoRoom as full:
@@ -209,7 +215,7 @@ class Lives:
 
     def _died(self, state: ActorState, reason: str) -> None:
         engine = self._engine
-        watched = self._watchers.get(state, [])
+        watched = [] if state.leaving else self._watchers.get(state, [])
         with engine.calls.lock:
             state.incarnation += 1
             state.up = state.restarting = False
@@ -221,7 +227,7 @@ class Lives:
             for cursor in watched:
                 if not cursor.closed:
                     cursor.died(state, reason)
-            if not watched:
+            if not watched and not state.leaving:
                 out = ", ".join(sorted({call.label for call in lost})) or "nothing"
                 raise ActorDied(f"{state.name} died: {reason}; out were: {out}")
         except ActorDied as error:

@@ -192,6 +192,7 @@ print(result.history[-1].episode_return_mean, result.reason)
 """
 
 
+@pytest.mark.ray
 def test_a_class_of_a_notebook_reaches_the_actors() -> None:
     """As in a notebook, the class lives in a __main__ that has no file; the default backend starts its own Ray."""
     done = subprocess.run(

@@ -149,6 +149,7 @@ def node_of(actor: Any) -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
+@pytest.mark.ray
 def test_a_ray_that_was_shut_down_is_not_started_again_by_closing() -> None:
     code = """
 import ray, flowrl, logging
@@ -176,6 +177,7 @@ print(ray.is_initialized())
     assert lines[2:] == ["False", "1 True", "True"]
 
 
+@pytest.mark.ray
 def test_a_ray_of_our_own() -> None:
     """Quiet, without dashboard, with as many CPUs as are asked for; the warning stands in the stats."""
     code = """

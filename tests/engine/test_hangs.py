@@ -88,6 +88,19 @@ def test_it_goes_on_from_its_snapshot_where_the_policy_says_so(gather: str) -> N
     assert any("it has not answered 'train' within 7 s" in warning for warning in stats.warnings)
 
 
+@pytest.mark.parametrize("gather", ["gather_sync", "gather_async"])
+def test_one_that_hangs_as_it_goes_on_from_its_snapshot_is_started_once_more(gather: str) -> None:
+    backend = Virtual(takes(4, 5))  # the second life's first message is resume
+    with flowrl.run(trained(gather, timeout_s=7.0, on_failure=Restart(2, 0.0)), backend) as run:
+        versions = [info.policy_version for info in run.step(8)]
+        assert run.stats().groups["learner"].deaths == 2
+        assert not run._engine.lives.timers
+    assert versions == sorted(versions)
+    flow = trained(gather, timeout_s=7.0, on_failure=Restart(1, 0.0))
+    with flowrl.run(flow, Virtual(takes(4, 5))) as run, pytest.raises(ActorDied, match="'resume' within 7 s"):
+        run.step(8)
+
+
 def test_by_default_it_has_half_an_hour() -> None:
     backend = Virtual(takes(2))
     with flowrl.run(trained(), backend) as run:

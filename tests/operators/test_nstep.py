@@ -12,32 +12,40 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flowrl
-from flowrl import Answer, Batch, Context, GraphError, Local, MultiAgentBatch
+from flowrl import Answer, Batch, Context, GraphError, Local, MultiAgentBatch, Restart
 from flowrl.engine.stage import Stage
 from flowrl.handles import ActorHandle
-from flowrl.operators import InitialPriorities, NStep
+from flowrl.operators import InitialPriorities, NStep, ParallelRollouts
+from flowrl.rl import EnvOptions, RolloutWorker
 from flowrl.rl.returns import n_step
+from tests.rl.counting_envs import Counting
 
 WORKER = (ActorHandle("workers", 0),)
 
 
 def stream(steps: int, envs: int, seed: int) -> Batch:
-    """Rows of episodes of all kinds, with reset rows that are no transitions; NaN stands in those."""
+    """Rows of episodes of all kinds, with reset rows that are no transitions; NaN stands in those.
+
+    The next observation is that of the next row, but at an episode's end.
+    """
     rng = np.random.default_rng(seed)
     shape = (steps, envs)
     terminated, truncated = rng.random(shape) < 0.15, rng.random(shape) < 0.1
     valid = np.ones(shape, np.bool_)
     valid[1:] = ~((terminated | truncated)[:-1] & (rng.random((steps - 1, envs)) < 0.5))
     rewards = np.where(valid, rng.normal(size=shape), np.nan).astype(np.float32)
+    obs = np.arange(steps * envs, dtype=np.float32).reshape(shape)
+    next_obs = rng.normal(size=shape).astype(np.float32)
+    next_obs[:-1] = np.where((terminated | truncated)[:-1], next_obs[:-1], obs[1:])
     columns = {
-        "obs": np.arange(steps * envs, dtype=np.float32).reshape(shape),
+        "obs": obs,
         "rewards": rewards,
         "terminated": terminated & valid,
         "truncated": truncated & valid,
         "valid": valid,
         "next_obs/a": rng.normal(size=(*shape, 2)).astype(np.float32),
         "next_values": rng.normal(size=shape).astype(np.float32),
-        "next_obs": rng.normal(size=shape).astype(np.float32),
+        "next_obs": next_obs,
     }
     return Batch(columns, time_major=True)
 
@@ -107,6 +115,62 @@ def test_streams_are_kept_apart_by_origin_and_end_with_their_worker() -> None:
     assert [(v.leading, o, version) for v, o, version in rest] == [((1, 2), WORKER, 7), ((1, 1), two, 8)]
 
 
+def test_rows_end_where_the_next_fragment_begins_new_episodes() -> None:
+    # Two environments; the second goes on, the first begins anew after a fault: its reward of 100 is no return of 3, 4.
+    before = Batch(
+        {
+            "obs": np.array([[1.0, 1.0], [2.0, 2.0]]), "next_obs": np.array([[2.0, 2.0], [3.0, 3.0]]),
+            "rewards": np.array([[3.0, 3.0], [4.0, 4.0]]),
+            "terminated": np.zeros((2, 2), np.bool_), "truncated": np.zeros((2, 2), np.bool_),
+        },
+        time_major=True,
+    )  # fmt: skip
+    after = Batch(
+        {**before, "obs": np.array([[9.0, 3.0], [8.0, 4.0]]), "next_obs": np.array([[8.0, 4.0], [7.0, 5.0]]),
+         "rewards": np.array([[100.0, 5.0], [100.0, 6.0]])},
+        time_major=True,
+    )  # fmt: skip
+    nothing, (made,), (rest,) = pushed(NStep(3, 0.5), [before, after])
+    assert nothing == []
+    np.testing.assert_array_equal(
+        made["rewards"], [[3 + 0.5 * 4, 3 + 0.5 * 4 + 0.25 * 5], [4.0, 4 + 0.5 * 5 + 0.25 * 6]]
+    )
+    np.testing.assert_array_equal(made["next_obs"], [[3.0, 4.0], [3.0, 5.0]])
+    np.testing.assert_array_equal(made["discounts"], [[0.25, 0.125], [0.5, 0.125]])  # of the steps that there were
+    np.testing.assert_array_equal(made["truncated"], [[True, False], [True, False]])
+    np.testing.assert_array_equal(rest["rewards"][0], [100 + 0.5 * 100, 5 + 0.5 * 6])
+    assert not before["truncated"].any()
+
+
+class Fails(Counting):
+    """Counting with episodes of 40 steps that raises at the 21st of its first."""
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if Fails.left and self.step_number == 20:
+            Fails.left -= 1
+            raise RuntimeError("the arm is stuck")
+        return super().step(action)
+
+    left = 0
+
+
+def test_no_return_goes_over_a_fault() -> None:
+    Fails.left = 1
+    workers = flowrl.actors(
+        RolloutWorker, lambda: Fails((40,)), steps=8, num_envs=2, next_obs=True, count=1, name="workers",
+        env_options=EnvOptions(vector="sync", on_fault=Restart(1, backoff_s=0.0), crash_dir=None),
+    )  # fmt: skip
+    flow = ParallelRollouts(workers).for_each(NStep(4, 1.0)).gather_sync()
+    with flowrl.run(flow, Local(), seed=0) as run:
+        rows = joined(run.step(6))
+        assert run.stats().metrics["ParallelRollouts"]["env_restarts"] == 1
+    # The reward of step k is k: a return over m steps from step s on is s + 1 + ... + s + m.
+    first, last = rows["obs"][..., 1], rows["next_obs"][..., 1]
+    m = last - first
+    assert set(np.unique(m[rows["valid"]])) == {1, 2, 3, 4}
+    np.testing.assert_array_equal(rows["rewards"][rows["valid"]], (m * first + m * (m + 1) / 2)[rows["valid"]])
+
+
 def test_policies_are_streams_of_their_own() -> None:
     def parts(seed: int, policies: str) -> MultiAgentBatch:
         return MultiAgentBatch({name: stream(3, 1, seed + ord(name)) for name in policies}, env_steps=3)
@@ -127,11 +191,11 @@ class Source:
         return frozenset(columns | {"q_taken"} if q else columns)
 
     def __init__(self, *, q: bool = True, index: int = 0):
-        self.step, self.index = 0, index
+        self.step, self.fragments = 0, cut(stream(24, 2, index + 1), list(range(4, 24, 4)))
 
     def sample(self) -> Answer[Batch]:
         self.step += 1
-        batch = stream(4, 2, self.step + 100 * self.index)
+        batch = self.fragments[self.step - 1]
         return Answer(batch.with_columns(q_taken=np.zeros((4, 2), np.float32)), policy_version=self.step)
 
 
@@ -141,7 +205,7 @@ def test_in_shards_with_priorities_behind_it() -> None:
     with flowrl.run(source.gather_sync(), Local()) as run:
         items = run.step(6)
     mine = joined(items[::2])
-    whole = n_step(joined([stream(4, 2, step) for step in (1, 2, 3)]), discount=0.5, n=3)
+    whole = n_step(stream(24, 2, 1), discount=0.5, n=3)
     expected = np.abs(whole["rewards"] + whole["discounts"] * np.where(whole["terminated"], 0, whole["next_values"]))
     kept = whole.valid[:10]
     np.testing.assert_allclose(mine["priorities"][kept], expected[:10][kept], rtol=1e-6)

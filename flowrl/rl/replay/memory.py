@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -25,10 +27,13 @@ class Memory:
         shard that lives has files of that name there, with a number behind it.
 
     Raises:
+        ValueError: its name is empty.
         OSError: the folder cannot be made or written to.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None, owner: str = "replay"):
+        if folder is not None and not os.fspath(folder):
+            raise ValueError("memory_map must be a folder, or None for memory, got ''")
         self._folder = None if folder is None else Path(folder)
         self._owner, place = owner, "memory"
         if self._folder is not None:
@@ -41,6 +46,7 @@ class Memory:
                 raise OSError(error.errno, said) from error
 
         self._promise = Promise(place)
+        self._reserved = False  # whether what was promised has been taken from the disk
 
     def promise(self, sizes: Mapping[str, int], *, more: bool = False) -> None:
         """Nothing, if arrays of these bytes, by name, fit into what is free now, less what other shards of this
@@ -61,6 +67,7 @@ class Memory:
             if free is None or need + own + unfilled <= free:
                 if not more:
                     self._promise.filled(0.0)
+                self._reserved = False
                 self._promise.make(need + (self._promise.size if more else 0))
                 return
         largest = sorted(sizes.items(), key=lambda entry: -entry[1])[:4]
@@ -71,35 +78,75 @@ class Memory:
         said = "".join(f", {each}" for each in before)
         if before:
             said += f", together {in_words(need + own + unfilled)},"
+        files = (
+            "keep it in files (memory_map=)" if self._folder is None else "set memory_map to a folder of another disk"
+        )
         raise MemoryError(
             f"a replay shard needs {in_words(need)} of {where} when it is full{said} and {in_words(free)} are free "
-            f"({parts}{' …' if len(sizes) > 4 else ''}): lower its capacity, spread it over more machines, or keep it "
-            "in files (memory_map=)"
+            f"({parts}{' …' if len(sizes) > 4 else ''}): lower its capacity, spread it over more machines, or {files}"
         )
 
     def filled(self, share: float) -> None:
         """Says that such a share of what was promised has been written."""
-        self._promise.filled(share)
+        self._promise.filled(1.0 if self._reserved else share)
 
     def empty(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """An array, not filled: its pages are taken as they are written."""
+        """An array, not filled. In memory its pages are taken as they are written, of a disk all at once.
+
+        Raises:
+            OSError: the disk has no room for it.
+        """
         if self._folder is None:
             return np.empty(shape, dtype)
-        return np.asarray(np.memmap(self._file(name), np.dtype(dtype), "w+", shape=shape))
+        return self._mapped(name, shape, np.dtype(dtype), "w+b")
 
     def longer(self, name: str, array: Array, rows: int) -> Array:
-        """The array with more rows; the one given is used no more."""
+        """The array with more rows; the one given is used no more.
+
+        Raises:
+            OSError: the disk has no room for it.
+        """
         if self._folder is not None:
-            dtype, shape = array.dtype, (rows, *array.shape[1:])
-            with open(self._file(name), "r+b") as file:
-                file.truncate(dtype.itemsize * int(np.prod(shape)))
-            return np.asarray(np.memmap(self._file(name), dtype, "r+", shape=shape))
+            return self._mapped(name, (rows, *array.shape[1:]), array.dtype, "r+b")
         array.resize((rows, *array.shape[1:]), refcheck=False)  # nobody else holds it; Linux moves pages, no bytes
         return array
+
+    def _mapped(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], mode: str) -> Array:
+        path, size = self._file(name), dtype.itemsize * math.prod(shape)
+        try:
+            with open(path, mode) as file:
+                self._reserved = _reserve(file, size)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"{path} cannot take the {in_words(size)} that it holds when the replay shard is full: "
+                f"{error.strerror or error}; lower its capacity, or set memory_map to a folder with more room",
+            ) from error
+        return np.asarray(np.memmap(path, dtype, "r+", shape=shape))
 
     def _file(self, name: str) -> Path:
         assert self._folder is not None
         return self._folder / f"{self._owner}.{name.replace('/', '.')}.bin"
+
+
+def _reserve(file: IO[bytes], size: int) -> bool:
+    """Makes a file so long; whether its blocks were taken, too.
+
+    A file with holes would end the process (SIGBUS) that writes into one when the disk is full.
+
+    Raises:
+        OSError: there is no room.
+    """
+    file.truncate(size)
+    try:
+        os.posix_fallocate(file.fileno(), 0, size)
+    except AttributeError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
+        return False
+    return True
 
 
 def _claimed(folder: Path, owner: str) -> tuple[str, IO[str]]:

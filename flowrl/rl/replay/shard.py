@@ -43,7 +43,8 @@ class ReplayShard:
         max_times_sampled: an item goes when it was drawn so often; None: never for that.
         frame_stack: how many frames an observation is a stack of, along its first axis: each is stored once; None: as
             the first batch shows, 1: none.
-        memory_map: a folder in which the columns lie as files instead of in memory.
+        memory_map: a folder in which the columns lie as files instead of in memory; their room is taken from the disk
+            as they are made.
         min_size, samples_per_insert, error_buffer: the pacing of the whole group (`flowrl.pacing.Pacing`).
         index, count: which shard of how many; the engine gives them.
         incarnation: how often it died before; the engine gives it. Slots of one incarnation are none of the next, so

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +48,55 @@ def test_a_folder_that_cannot_be_is_named_at_once(tmp_path: Path, what: str) -> 
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"memory_map='.*file.*' must be a folder that can be written to: "):
         ReplayShard(10, memory_map=tmp_path / what)
+
+
+def test_the_disk_is_taken_at_once_so_that_nobody_dies_of_a_full_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory(tmp_path)
+    memory.promise({"obs": 2**20})
+    array = memory.empty("obs", (2**17,), np.int64)
+    assert os.stat(tmp_path / "replay.obs.bin").st_blocks * 512 >= 2**20
+    memory.filled(0.1)
+    assert memory._promise.unfilled == 0  # it is no longer free
+    array[:] = 3
+    memory.promise({"more of obs": 2**20}, more=True)
+    assert memory.longer("obs", array, 2**18)[: 2**17].tolist() == [3] * 2**17
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    told = r"replay.rewards.bin cannot take the 8.0 KiB that it holds when .*: No space left on device; lower its capac"
+    with pytest.raises(OSError, match=told) as caught:
+        memory.empty("rewards", (2**10,), np.int64)
+    assert caught.value.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EINVAL])
+def test_where_the_disk_cannot_be_taken_at_once_others_reckon_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def cannot(*_: int) -> None:
+        raise OSError(code, "not here")
+
+    monkeypatch.setattr("os.posix_fallocate", cannot)
+    memory = Memory(tmp_path)
+    memory.promise({"obs": 2**20})
+    memory.empty("obs", (2**17,), np.int64)[:] = 3
+    memory.filled(0.25)
+    assert memory._promise.unfilled == 3 * 2**18
+
+
+def test_a_folder_has_a_name() -> None:
+    with pytest.raises(ValueError, match="memory_map must be a folder, or None for memory, got ''"):
+        ReplayShard(10, memory_map="")
+
+
+def test_a_limit_of_the_disk_names_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 100}))
+    with pytest.raises(MemoryError, match="or set memory_map to a folder of another disk"):
+        Memory(tmp_path).promise({"obs": 200})
 
 
 def test_growth_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
