@@ -52,11 +52,15 @@ class Lives:
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self._watchers: dict[ActorState, list[Watcher]] = {}
         self._greeting = False  # only once all have come up
-        self._looks: dict[Call, Callable[[], None]] = {}  # timers of those that are on their way up
+        self._looks: dict[Call, tuple[float, Callable[[], None]]] = {}  # timers of those that are on their way up
 
     def watch(self, state: ActorState, cursor: Watcher) -> None:
         """A gather, or the pacing of a replay group, wants to decide what the death of its shard means."""
         self._watchers.setdefault(state, []).append(cursor)
+
+    def unwatch(self, state: ActorState) -> None:
+        """Nobody decides about an actor any more."""
+        self._watchers.pop(state, None)
 
     def bring_up(self) -> None:
         """Makes every actor, all at once, and waits for them; one that dies meanwhile is tried again by the policy.
@@ -117,15 +121,13 @@ class Lives:
                 )
                 self._look_after(call, waited)
 
-        self._looks[call] = look
-        self.wake(self._engine.backend.now() + SLOW_S, look)
+        self._looks[call] = self.wake(self._engine.backend.now() + SLOW_S, look)
 
     def _started(self, call: Call) -> None:
         state, engine = call.actor, self._engine
-        look = self._looks.pop(call, None)
-        if look is not None:
-            self.timers[:] = [timer for timer in self.timers if timer[1] is not look]
-        if call.state is LOST:
+        if call in self._looks:
+            self.forget(self._looks.pop(call))
+        if call.state is LOST or state.leaving:
             return
         again, state.restarting = state.restarting, False
         if call.state is not ANSWERED:
@@ -154,6 +156,8 @@ class Lives:
         began = engine.backend.now() + backoff_s
 
         def again() -> None:
+            if state.leaving:
+                return
             try:
                 state.actor = engine.backend.restart(state.actor, self.plans[state.group], state.index)
             except NoRoom as full:
@@ -211,7 +215,7 @@ class Lives:
 
     def _died(self, state: ActorState, reason: str) -> None:
         engine = self._engine
-        watched = self._watchers.get(state, [])
+        watched = [] if state.leaving else self._watchers.get(state, [])
         with engine.calls.lock:
             state.incarnation += 1
             state.up = state.restarting = False
@@ -223,7 +227,7 @@ class Lives:
             for cursor in watched:
                 if not cursor.closed:
                     cursor.died(state, reason)
-            if not watched:
+            if not watched and not state.leaving:
                 out = ", ".join(sorted({call.label for call in lost})) or "nothing"
                 raise ActorDied(f"{state.name} died: {reason}; out were: {out}")
         except ActorDied as error:
