@@ -52,7 +52,7 @@ class Lives:
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self._watchers: dict[ActorState, list[Watcher]] = {}
         self._greeting = False  # only once all have come up
-        self._looks: dict[Call, Callable[[], None]] = {}  # timers of those that are on their way up
+        self._looks: dict[Call, tuple[float, Callable[[], None]]] = {}  # timers of those that are on their way up
 
     def watch(self, state: ActorState, cursor: Watcher) -> None:
         """A gather, or the pacing of a replay group, wants to decide what the death of its shard means."""
@@ -135,14 +135,12 @@ class Lives:
                 )
                 self._look_after(call, waited)
 
-        self._looks[call] = look
-        self.wake(self._engine.backend.now() + SLOW_S, look)
+        self._looks[call] = self.wake(self._engine.backend.now() + SLOW_S, look)
 
     def _started(self, call: Call) -> None:
         state, engine = call.actor, self._engine
-        look = self._looks.pop(call, None)
-        if look is not None:
-            self.timers[:] = [timer for timer in self.timers if timer[1] is not look]
+        if call in self._looks:
+            self.forget(self._looks.pop(call))
         if call.state is LOST or state.leaving:
             return
         again, state.restarting = state.restarting, False
