@@ -252,11 +252,18 @@ class Lives:
             state.alive = state.restarting
 
     def _nodes_of(self, state: ActorState, lost: Sequence[Call]) -> list[str]:
-        """The nodes that had asked it for something; else those that may, as they hold its group."""
+        """The nodes that had asked it for something; else those that say what its death means, or hold its group."""
         places = self._engine.places
         asked = dict.fromkeys(call.node for call in lost if call.node in places)
-        return list(asked) or [
-            stage.name
-            for stage in self._engine.stages
-            if any(stage.ctx._run.prefix + group.name == state.group for group in held_groups(stage.op))
+        deciding = [
+            getattr(watcher, "node", None) or getattr(watcher, "name", "") for watcher in self._watchers.get(state, ())
         ]
+        return (
+            list(asked)
+            or [node for node in dict.fromkeys(deciding) if node in places]
+            or [
+                stage.name
+                for stage in self._engine.stages
+                if any(stage.ctx._run.prefix + group.name == state.group for group in held_groups(stage.op))
+            ]
+        )
