@@ -8,7 +8,7 @@
     python benchmarks/learn_league.py kuhn --read kuhn-*.json [--write]       # the section from such files
 
 NashConv is the sum of what both players' best responses win (`flowrl.rl.games.nash_conv`), 0 in an equilibrium. The
-average strategy is that of a player who draws a snapshot before each game, the k-th with weight k. Connect four:
+average strategy is that of a player who draws a snapshot before each game, the k-th with weight k². Connect four:
 200 games of the newest policy, greedy, half of them begun by it, against a search two moves deep that draws among
 equal moves. --write appends to benchmarks/RESULTS.md.
 """
@@ -73,7 +73,7 @@ TASKS = {
         600_000,
         _league(
             "leduc_poker",
-            replace(PLAIN, learning_rate=Linear(2e-3, 5e-4, 600_000), entropy_cost=Linear(0.5, 0.1, 300_000)),
+            replace(PLAIN, learning_rate=Linear(2e-3, 1e-4, 600_000), entropy_cost=Linear(0.5, 0.13, 400_000)),
         ),
         "wanted: falling; uniform play has 4.747",
     ),
@@ -130,7 +130,7 @@ def exactly(task: Task, run: Any, snapshots: dict[str, Any]) -> dict[str, float]
     """NashConv of the average strategy, of that with even weights, and of the newest snapshot."""
     found = policy_strategies(task.game, task.config.ppo.policy, snapshots.values())
     return {
-        "average": nash_conv(task.game, average_strategy(task.game, found, np.arange(1.0, len(found) + 1))),
+        "average": nash_conv(task.game, average_strategy(task.game, found, np.arange(1, len(found) + 1) ** 2.0)),
         "even weights": nash_conv(task.game, average_strategy(task.game, found)),
         "newest": nash_conv(task.game, found[-1]),
     }
@@ -166,7 +166,7 @@ def report(name: str, task: Task, found: list[list[Mark]], backend: str) -> str:
         f"## League: {name}",
         "",
         f"{len(found)} seed(s), {task.wanted}. Each cell: the mean over seeds, and in brackets the worst."
-        + ("" if name == "connect_four" else " Average: of the league's snapshots, the k-th with weight k."),
+        + ("" if name == "connect_four" else " Average: of the league's snapshots, the k-th with weight k²."),
         "",
         f"| env steps | snapshots | {' | '.join(head)} |",
         "|---:|---:|" + "---:|" * len(head),

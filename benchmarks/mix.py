@@ -57,7 +57,7 @@ class Standing(MultiAgentCartPole):
         obs, rewards, terminated, truncated, infos = super().step(actions)
         for agent in self.possible_agents:
             if terminated[agent] or truncated[agent]:
-                obs[agent], infos[agent] = self._poles[agent].reset()
+                obs[agent], infos[agent] = self.poles[agent].reset()
         self.agents = list(self.possible_agents)
         never = dict.fromkeys(self.agents, False)
         return obs, rewards, never, {**never, "__all__": self._steps == 500}, infos
