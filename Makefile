@@ -13,11 +13,12 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python;
 	if $$python -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then echo $$python; break; fi; done)
 INSTALLED := $(VENV)/.flowrl-installed
 
-.PHONY: help train test install clean
+.PHONY: help train test notebooks install clean
 
 help:
 	@echo "make train     train PPO on CartPole-v1 until it is solved"
 	@echo "make test      lint, format, types, tests"
+	@echo "make notebooks  run the notebooks and write them anew"
 	@echo "make install   only make $(VENV)"
 	@echo "make clean     remove $(VENV) and what the tools keep"
 
@@ -38,6 +39,9 @@ else
 	$(VENV)/bin/python -m pytest -m "not slow and ray" || status=$$?; \
 	exit $$status
 endif
+
+notebooks: $(INSTALLED)
+	$(VENV)/bin/python notebooks/render.py
 
 install: $(INSTALLED)
 

@@ -50,6 +50,8 @@ class Watch(threading.Thread):
         super().__init__(name="watch", daemon=True)
         self._run, self._violations, self.holdings, self._stall_s = run, violations, holdings, stall_s
         self._over = threading.Event()
+        self._exit = threading.Timer(LEAVES_S, os._exit, (1,))  # where even closing hangs
+        self._exit.daemon = True
         self.pids: Mapping[str, int] = {}
         self.beat = monotonic()
         self.longest_s = 0.0  # between two items
@@ -74,14 +76,17 @@ class Watch(threading.Thread):
         out = {name: node.out for name, node in stats.nodes.items() if node.out}
         self._violations.add("run", f"no item for {seconds:.0f} s; calls that are out: {out}; {stats.verdict}")
         faulthandler.dump_traceback(all_threads=True)
-        threading.Timer(LEAVES_S, os._exit, (1,)).start()  # where even closing hangs
+        self._exit.start()
         self._run.close()
 
     def end(self) -> None:
         """Nothing more is read."""
         self._over.set()
-        if self.is_alive() and threading.current_thread() is not self:
-            self.join()
+        if self.is_alive():
+            self.join(LEAVES_S)
+        self._exit.cancel()
+        if self._exit.is_alive():
+            self._exit.join()
 
 
 def references() -> int:

@@ -42,12 +42,22 @@ def is_terminal(stream: TextIO) -> bool:
     return isatty is not None and bool(isatty())
 
 
+def _cell() -> Watcher | None:
+    """A live table below the cell, in a notebook."""
+    from flowrl.live import CellTable, in_notebook
+
+    return CellTable() if in_notebook() else None
+
+
 class Audience(AbstractContextManager["Audience"]):
-    """Those who are shown each Summary: the terminal, where there is one to be shown to, and then the observer."""
+    """Those who are shown each Summary: the terminal or the cell, where there is one, and then the observer."""
 
     def __init__(self, observe: Callable[[Progress], None] | None, progress: bool | None):
         self._observe = observe
         self._screen: Watcher | None = None
+        if progress is not False and (cell := _cell()) is not None:
+            self._screen = cell
+            return
         if progress is False or sys.stderr is None or getattr(sys.stderr, "closed", False):  # a service may have none
             return
         if progress or is_terminal(sys.stderr):

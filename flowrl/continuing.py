@@ -22,7 +22,7 @@ from flowrl.engine.interrupts import interrupted
 from flowrl.errors import CheckpointError, add_note
 
 TRAINING = "training"  # in the manifest's "about": what is said there of the training
-INTERRUPTED_S = 4.0  # how long actors may take to give their states, where a user waits for the prompt
+INTERRUPTED_S = 3.0  # how long actors may take to give their states, where a user waits for the prompt
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 KEPT = ("every_env_steps", "every_s", "keep_last", "keep_best", "metric")  # of Checkpoints, what goes on by itself
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import unicodedata
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from flowrl import functions, graph
@@ -20,10 +21,13 @@ _LONGEST = 60  # characters of one argument
 
 
 class Described:
-    """What every drawing of a graph says; `nodes` holds each node once, after its upstream."""
+    """What every drawing of a graph says; `nodes` holds each node once, after its upstream.
 
-    def __init__(self, root: graph.Node):
-        self.root = root
+    counts: how many actors groups have, where that is not what was described.
+    """
+
+    def __init__(self, root: graph.Node, counts: Mapping[str, int] = MappingProxyType({})):
+        self.root, self._counts = root, counts
         self.nodes = graph.walk(root)
         self.names = {node: clean(name) for node, name in graph.names_of(root).items()}
         self.groups = graph.groups_of(root)
@@ -45,7 +49,11 @@ class Described:
     def place(self, node: graph.Node) -> str:
         """`driver`, or `2 × workers` for a node that runs in their shards."""
         groups = self.runs_in[node]
-        return ", ".join(f"{self.groups[name].count} × {clean(name)}" for name in groups) or "driver"
+        return ", ".join(f"{self.count(name)} × {clean(name)}" for name in groups) or "driver"
+
+    def count(self, group: str) -> int:
+        """How many actors a group has."""
+        return self._counts.get(group, self.groups[group].count)
 
     def text(self, node: graph.Node) -> str:
         """What the node does: the operator with its arguments, in one line."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Literal
 
 from flowrl import checks, graph
 from flowrl.backends.protocol import Backend, GroupPlan
@@ -15,14 +17,15 @@ _COLUMNS = 100
 _WIDEST_NAME, _WIDEST_PLACE = 40, 24  # longer ones push their own line only
 
 
-def explain(node: graph.Node, backend: Backend | None = None) -> str:
+def explain(node: graph.Node, backend: Backend | None = None, counts: Mapping[str, int] = MappingProxyType({})) -> str:
     """What will run, as text: a tree from the consumer to the sources, then actors, order with worst lags, and columns.
 
     One line a node: name, where it runs (the driver, or the shards of a group), operator with arguments, bounds. A
     node that several consume is drawn once (●) and then referred to (○). `flowrl.lag.worst_lags` has the formula of
-    the lags. With a backend, `actors` says where it will place each group, instead of what the group asks for.
+    the lags. With a backend, `actors` says where it will place each group, instead of what the group asks for. counts:
+    how many actors groups have in a run, where that is not what was described.
     """
-    drawn = Described(node)
+    drawn = Described(node, counts)
     where = [] if backend is None else [f"on {backend!r}: {clean(backend.describe())}"]
     parts = [
         [f"{drawn.names[node]}: each line gets its items from the line below it", *where],
@@ -91,7 +94,7 @@ def _actors(drawn: Described, backend: Backend | None) -> list[str]:
             place = ", ".join(f"{what}={amount:g}" for what, amount in needs.items() if amount or what == "cpus")
         else:
             place = clean(backend.placement(_plan(drawn, name)))
-        rows.append((clean(name), f"{group.count} × {class_name(group)}", place, ", ".join(roles[name])))
+        rows.append((clean(name), f"{drawn.count(name)} × {class_name(group)}", place, ", ".join(roles[name])))
     widths = [max(width(row[column]) for row in rows) for column in range(3)]
     lines = ["  ".join([*(_padded(row[i], widths[i]) for i in range(3)), row[3]]) for row in rows]
     return [wrapped for line in lines for wrapped in _wrapped(line)]
@@ -99,7 +102,7 @@ def _actors(drawn: Described, backend: Backend | None) -> list[str]:
 
 def _plan(drawn: Described, name: str) -> GroupPlan:
     group = drawn.groups[name]
-    return GroupPlan(name, group.count, group.cpus, group.gpus, dict(group.resources))
+    return GroupPlan(name, drawn.count(name), group.cpus, group.gpus, dict(group.resources))
 
 
 def _order(drawn: Described) -> list[str]:
@@ -151,8 +154,8 @@ _ENTITIES = str.maketrans(
 )
 
 
-def to_mermaid(node: graph.Node) -> str:
-    """The graph as a Mermaid flowchart, from the sources (left) to the consumer.
+def to_mermaid(node: graph.Node, direction: Literal["LR", "TB"] = "LR") -> str:
+    """The graph as a Mermaid flowchart, from the sources (left; or top, with "TB") to the consumer.
 
     What runs in shards stands in a subgraph of its group; other groups are cylinders. Dotted edges lead from a node
     to the groups that it asks or holds.
@@ -162,7 +165,7 @@ def to_mermaid(node: graph.Node) -> str:
     parts: dict[tuple[str, ...], list[graph.Node]] = {}
     for found in drawn.nodes:
         parts.setdefault(drawn.runs_in[found], []).append(found)
-    lines = ["flowchart LR"]
+    lines = [f"flowchart {direction}"]
     targets: dict[tuple[str, ...], str] = {}
     for place, members in parts.items():
         declared = [f"{ids[found]}[{_label(drawn, found)}]" for found in members]
@@ -182,6 +185,14 @@ def to_mermaid(node: graph.Node) -> str:
             label = _quoted(clean(name), f"{group.count} × {class_name(group)}")
             lines.append(f"  g{position}[({label})]")
     return "\n".join([*lines, *_edges(drawn, ids, targets)]) + "\n"
+
+
+def longest_path(node: graph.Node) -> int:
+    """How many nodes stand one behind another on the longest way from a source."""
+    depths: dict[graph.Node, int] = {}
+    for found in graph.names_of(node):  # each after those above it
+        depths[found] = 1 + max((depths[up] for up in found.upstream), default=0)
+    return depths[node]
 
 
 def _edges(drawn: Described, ids: dict[graph.Node, str], targets: dict[tuple[str, ...], str]) -> Iterator[str]:

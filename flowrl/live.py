@@ -1,9 +1,12 @@
-"""A run as notebooks show it: a table of where it stands, drawn anew while it moves on in the background."""
+"""A run as notebooks show it: a table of where it stands, drawn anew while it moves on."""
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Iterable
 from html import escape
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from flowrl.console import figures, where_time_goes
@@ -11,9 +14,16 @@ from flowrl.console import figures, where_time_goes
 if TYPE_CHECKING:
     from flowrl.engine.background import Handle
     from flowrl.engine.run import Run
+    from flowrl.training import Progress
 
 DRAWN_EVERY_S = 0.5
 _CELL = "text-align:left;padding:1px 12px 1px 0"
+
+
+def in_notebook() -> bool:
+    """Whether this program is a notebook's kernel, whose cells show HTML; IPython on a terminal is none."""
+    ipython = sys.modules.get("IPython")  # a kernel has imported it
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def table(run: Run[Any], handle: Handle[Any] | None = None) -> str:
@@ -29,7 +39,10 @@ def table(run: Run[Any], handle: Handle[Any] | None = None) -> str:
             rows.append(("latest", repr(handle.latest)[:200]))
         if handle.error is not None:
             rows.append(("error", str(handle.error)[:500]))
-    rows += where_time_goes(stats)
+    return _html([*rows, *where_time_goes(stats)])
+
+
+def _html(rows: Iterable[tuple[str, str]]) -> str:
     cells = "".join(
         f'<tr><th style="{_CELL}">{escape(name)}</th><td style="{_CELL}">{escape(value)}</td></tr>'
         for name, value in rows
@@ -40,17 +53,13 @@ def table(run: Run[Any], handle: Handle[Any] | None = None) -> str:
 def show(handle: Handle[Any], run: Run[Any]) -> threading.Thread | None:
     """Displays a handle in the cell, and draws it anew while it moves; the thread that does so.
 
-    Without IPython, or outside a notebook, its repr is printed.
+    Outside a notebook its repr is printed.
     """
-    try:
-        from IPython import get_ipython
-        from IPython.display import display
-    except ImportError:
+    if not in_notebook():
         print(repr(handle))
         return None
-    if get_ipython() is None:
-        print(repr(handle))
-        return None
+    from IPython.display import display
+
     shown = display(_bundle(handle, run), raw=True, display_id=True)
     thread = threading.Thread(target=_redraw, args=(shown, handle, run), name="flowrl-display", daemon=True)
     thread.start()
@@ -73,3 +82,36 @@ def _redraw(shown: Any, handle: Handle[Any], run: Run[Any]) -> None:
 
 def _bundle(handle: Handle[Any], run: Run[Any]) -> dict[str, str]:
     return {"text/html": table(run, handle), "text/plain": repr(handle)}
+
+
+class CellTable:
+    """Training in a cell: one table below it, which is drawn anew twice a second at most."""
+
+    def __init__(self) -> None:
+        self._shown: Any = None
+        self._drawn_s = float("-inf")
+        self._waiting: Any = None
+
+    def show(self, progress: Progress) -> None:
+        """Draws the table, if it was last drawn half a second ago."""
+        self._waiting = (progress.summary, progress.run.stats())
+        if monotonic() - self._drawn_s >= DRAWN_EVERY_S:
+            self._draw()
+
+    def close(self) -> None:
+        """Draws the last figures, which stay below the cell."""
+        if self._waiting is not None:
+            self._draw()
+
+    def _draw(self) -> None:
+        from IPython.display import display
+
+        (summary, stats), self._waiting = self._waiting, None
+        rows = [("time", f"{summary.time_s:.1f} s"), *figures(summary), *where_time_goes(stats)]
+        text = "  ".join(f"{name} {value}" for name, value in figures(summary))
+        bundle = {"text/html": _html(rows), "text/plain": text}
+        if self._shown is None:
+            self._shown = display(bundle, raw=True, display_id=True)
+        else:
+            self._shown.update(bundle, raw=True)
+        self._drawn_s = monotonic()

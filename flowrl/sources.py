@@ -99,6 +99,8 @@ class IteratorShard:
     given: how many items an earlier incarnation has given; it goes on behind them.
     """
 
+    fixed_count = "its items were divided among them when the flow was made"
+
     def __init__(self, make: Callable[[], Iterable[Any]], repeat: bool, *, given: int = 0):
         self._make, self._repeat, self._given = make, repeat, given
         self._iterator: Iterator[Any] = iter(self._make())

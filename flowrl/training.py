@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import quote
 
@@ -92,8 +93,8 @@ def train(
         the policy so far, and a note of the KeyboardInterrupt says where; a second one leaves at once. SIGTERM does the
         same, and ends the program with 143.
     observe: called after each Summary.
-    progress: whether to show figures as they come, on stderr: one live table on a terminal, lines anywhere else. None
-        shows them on a terminal only.
+    progress: whether to show figures as they come: one live table on a terminal (stderr) or below a notebook's cell,
+        lines anywhere else. None shows them on a terminal and in a notebook only.
     checkpoint_every: save all that the run is, below `out`, after so many environment steps or a time ("10min"), at the
         end and at Ctrl-C. The last three and the best are kept; `Checkpoints(...)` says otherwise.
     resume: a checkpoint, or the `out` of a training, whose newest one counts: it goes on there, with its seed, and
@@ -189,7 +190,11 @@ def _save_before_leaving(
     saving: Saving,
     interrupt: KeyboardInterrupt,
 ) -> None:
-    """What came before an interrupt is recorded, and the policy and the run that it led to are saved; notes say so."""
+    """What came before an interrupt is recorded, and the policy and the run that it led to are saved; notes say so.
+
+    An actor that hangs must not keep the user: all of it takes no longer than INTERRUPTED_S.
+    """
+    until = monotonic() + INTERRUPTED_S
     try:
         for _ in range(running.kept):
             _keep(next(running), history, files)
@@ -197,14 +202,14 @@ def _save_before_leaving(
             pass
         elif running.closed:
             interrupt.add_note("the policy is not saved: a second interrupt closed the run")
-        elif (saved := _saved(running, folder)) is not None:
+        elif (saved := _saved(running, folder, INTERRUPTED_S)) is not None:
             interrupt.add_note(f"policy: {saved}")
     except Exception as error:
         interrupt.add_note(f"the policy is not saved: {type(error).__name__}: {text_of(error)}")
     if running.closed or not history:
         return
     try:
-        path = saving.save(running, history[-1], INTERRUPTED_S)
+        path = saving.save(running, history[-1], max(until - monotonic(), 0.0))
         if path is not None:
             interrupt.add_note(f"checkpoint: {path}")
     except Exception as error:
@@ -212,8 +217,8 @@ def _save_before_leaving(
         interrupt.add_note(f"no checkpoint: {type(error).__name__}: {text_of(error)}{before}")
 
 
-def _saved(running: Run[Summary], folder: Path) -> Path | None:
-    states = running.policy_states()
+def _saved(running: Run[Summary], folder: Path, timeout_s: float | None = None) -> Path | None:
+    states = running.policy_states(timeout_s=timeout_s)
     if not states:
         return None
     from flowrl.rl.saved import save_policy

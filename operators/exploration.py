@@ -60,32 +60,33 @@ class SetEpsilon(Operator[Any, Any]):
         return f"SetEpsilon({', '.join([self.workers.name, rate, *more])})"
 
     def open(self) -> None:
-        self._told: dict[ActorHandle[Any], float] = {}  # the value that a worker's ε were made of
+        self._told: dict[ActorHandle[Any], tuple[float, int]] = {}  # the value, and over how many it was spread
         self._envs = 0 if self.per_env is None else _num_envs(self.workers)
 
     def process(self, value: Any, ctx: Context) -> Iterable[Any]:
         workers = ctx.actors(self.workers)
         for handle in [worker for worker in workers if worker in ctx.item_id.origins] or workers:
-            self._tell(handle, ctx.env_steps)
+            self._tell(handle, len(workers), ctx.env_steps)
         return (value,)
 
     def actor_started(self, handle: ActorHandle[Any], ctx: Context) -> None:
-        if handle in ctx.actors(self.workers):
+        workers = ctx.actors(self.workers)
+        if handle in workers:
             self._told.pop(handle, None)
-            self._tell(handle, ctx.env_steps)
+            self._tell(handle, len(workers), ctx.env_steps)
 
-    def _tell(self, handle: ActorHandle[Any], env_steps: int) -> None:
+    def _tell(self, handle: ActorHandle[Any], workers: int, env_steps: int) -> None:
         value = self._value(env_steps)
-        if self._told.get(handle) != value:
-            self._told[handle] = value
+        told = (value, self._envs * workers)
+        if self._told.get(handle) != told:
+            self._told[handle] = told
             extra = {} if self.policy is None else {"policy": self.policy}
-            handle.tell("set_epsilon", self._epsilon_of(handle.index, value), **extra)
+            handle.tell("set_epsilon", self._epsilon_of(handle.index, *told), **extra)
 
-    def _epsilon_of(self, worker: int, value: float) -> float | NDArray[np.float64]:
+    def _epsilon_of(self, worker: int, value: float, envs: int) -> float | NDArray[np.float64]:
         if self.per_env is None:
             return value
-        first = worker * self._envs
-        last = max(self.workers.count * self._envs - 1, 1)
+        first, last = worker * self._envs, max(envs - 1, 1)
         return np.array([value ** (1 + self.per_env * env / last) for env in range(first, first + self._envs)])
 
     def _value(self, env_steps: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -12,8 +12,10 @@ import pytest
 
 import flowrl
 from flowrl import Local
-from flowrl.live import show, table
-from flowrl.operators import ReportMetrics
+from flowrl.algorithms import PPOConfig
+from flowrl.draw import longest_path
+from flowrl.live import in_notebook, show, table
+from flowrl.operators import ReportMetrics, Union
 
 
 class Source:
@@ -36,6 +38,18 @@ def test_a_flow_is_a_drawing_a_picture_or_text() -> None:
         assert bundle["text/vnd.mermaid"].startswith("flowchart LR")
         assert ElementTree.fromstring(bundle["image/svg+xml"]).tag.endswith("svg")
         assert bundle["text/plain"] == shown.explain()
+
+
+def test_a_long_graph_goes_downwards() -> None:
+    """A cell shrinks a drawing to its width."""
+    one, other = flowrl.from_items([1, 2], num_shards=2).gather_sync().duplicate(2)
+    for _ in range(4):
+        one = one.for_each(abs)
+    for flow, way in ((one, "LR"), (Union([other, one]), "TB")):
+        longest = longest_path(flow.node)
+        assert (longest > 8) == (way == "TB"), longest
+        assert flow._repr_mimebundle_()["text/vnd.mermaid"].startswith(f"flowchart {way}\n")
+        assert flow.to_mermaid().startswith("flowchart LR\n")
 
 
 def test_a_run_is_a_table() -> None:
@@ -85,7 +99,8 @@ class Display:
 def display(monkeypatch: pytest.MonkeyPatch) -> Display:
     fake, module, outer = Display(), ModuleType("IPython.display"), ModuleType("IPython")
     module.display = fake  # type: ignore[attr-defined]
-    outer.get_ipython = object  # type: ignore[attr-defined]
+    compiler = SimpleNamespace(format_code_name=lambda file: ("Cell", "In[7]") if file == __file__ else None)
+    outer.get_ipython = lambda: SimpleNamespace(kernel=object(), compile=compiler)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "IPython", outer)
     monkeypatch.setitem(sys.modules, "IPython.display", module)
     return fake
@@ -111,6 +126,37 @@ def test_without_a_notebook_it_is_printed(monkeypatch: pytest.MonkeyPatch, capsy
         handle.join(30)
         handle._ipython_display_()
     assert capsys.readouterr().out.startswith("Handle(ended, 1 items, of Run(")
+
+
+def test_ipython_on_a_terminal_is_no_notebook(display: Display, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There every update would be printed anew."""
+    assert in_notebook()
+    monkeypatch.setattr(sys.modules["IPython"], "get_ipython", object)
+    assert not in_notebook()
+    with flowrl.run(flow().take(1), Local()) as run:
+        assert show(run.background(), run) is None
+    assert not display.shown
+
+
+def test_a_node_says_which_cell_it_is_from(display: Display) -> None:
+    shown = flow().for_each(abs).to_svg()
+    assert f"defined at cell In[7]:{sys._getframe().f_lineno - 1}" in shown
+    assert "ppo.py:" in PPOConfig().graph().to_svg()
+
+
+def test_training_shows_a_table_below_the_cell(display: Display) -> None:
+    seen: list[int] = []
+    reported = flow().for_each(ReportMetrics()).take(30)
+    flowrl.train(reported, total_steps=None, backend=Local(), observe=lambda now: seen.append(now.summary.iteration))
+    assert seen == list(range(1, 31))
+    assert 2 <= len(display.shown) < 30  # at once, at the end, and not with each
+    last = display.shown[-1]
+    ElementTree.fromstring(last["text/html"])
+    assert ">verdict<" in last["text/html"]
+    assert "steps 0 " in last["text/plain"]
+    before = len(display.shown)
+    flowrl.train(flow().for_each(ReportMetrics()).take(3), backend=Local(), progress=False)
+    assert len(display.shown) == before
 
 
 @pytest.mark.parametrize("what", ["wait", "join"])

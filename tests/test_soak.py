@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 import os
 import random
+import threading
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flowrl
-from benchmarks import chaos, ledger, soak, trend
+from benchmarks import chaos, goodput, ledger, soak, trend, watch
 from flowrl import Restart
 from flowrl.algorithms import ApexConfig, IMPALAConfig, PPOConfig
 from flowrl.rl import EnvContext
@@ -144,6 +147,49 @@ def test_memory_and_files_of_a_process_are_read_and_those_of_no_process_left_out
     assert {said.split(":")[0] for _, said in holdings.growing()} >= {"files"}
 
 
+class Stalled:
+    """A run that gives nothing."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+
+    def stats(self) -> Any:
+        with flowrl.run(flowrl.from_iterable(list), flowrl.Local()) as run:
+            return run.stats()
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_a_run_without_items_is_a_violation_and_is_closed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watch, "EVERY_S", 0.01)
+    monkeypatch.setattr(watch, "held_by_ray", dict)
+    run, violations = Stalled(), watch.Violations(0.0)
+    watching = watch.Watch(run, violations, trend.Holdings(soak.LIMITS, 0.0), 0.05)  # type: ignore[arg-type]
+    watching.start()
+    assert run.closed.wait(30)
+    watching.end()
+    assert not watching._exit.is_alive()
+    (found,) = violations.found
+    assert found["node"] == "run"
+    assert found["said"].startswith("no item for ")
+    captured = capfd.readouterr()
+    assert "VIOLATION at" in captured.out
+    assert "watch.py" in captured.err  # where every thread is
+
+
+def test_a_process_that_stays_behind_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "LEAVES_S", 0.05)
+    monkeypatch.setattr(watch, "references", lambda: 12)
+    found = watch.left_behind({"this": os.getpid(), "none": 2**22 + 1}, 7)
+    assert found == [
+        ("this", f"process {os.getpid()} is still there 0.05 s after the run"),
+        ("references", "5 more than before the run"),
+    ]
+
+
 def test_faults_come_by_their_seed_and_each_kind_by_its_own(tmp_path: Path) -> None:
     means = {"raises": 5.0, "worker killed": 20.0}
     first = {kind: list(islice(chaos.Storm(means, 7, tmp_path, 4).times(kind), 200)) for kind in means}
@@ -186,3 +232,44 @@ def test_an_order_is_carried_out_once_by_the_copy_it_is_for(tmp_path: Path) -> N
 def test_only_processes_of_actors_are_killed() -> None:
     assert not chaos.killed(os.getpid())
     assert not chaos.killed(2**22 + 1)
+
+
+def test_what_a_kill_costs_is_read_from_what_follows_it() -> None:
+    lifelines = goodput.Lifelines(
+        known={"workers[0]": [1.0, 12.5], "workers[1]": [11.0]},
+        up={"workers[0]": [4.0, 15.0], "workers[1]": [13.0]},
+        sampled={"workers[0]": [4.5, 5.0, 12.1, 15.5, 16.0], "workers[1]": [12.0, 13.25]},
+    )
+    assert lifelines.after(chaos.Struck(12.0, goodput.KILL, "workers[0]")) == (0.5, 3.0, 3.5)
+    assert lifelines.after(chaos.Struck(10.0, goodput.KILL, "workers[1]")) == (1.0, 3.0, 3.25)
+    assert lifelines.after(chaos.Struck(12.0, goodput.KILL, "workers[1]")) is None
+
+
+def test_goodput_makes_one_section_and_its_figures_can_be_read_again(tmp_path: Path) -> None:
+    windows = [
+        goodput.Window("ppo", 5.0, 0, 90.0, 11, 400.0, 1000.0, ((1.0, 4.0, 4.5), (2.0, 3.0, 4.0))),
+        goodput.Window("ppo", 5.0, 1, 90.0, 13, 700.0, 1000.0),
+        goodput.Window("impala", 5.0, 0, 90.0, 12, 900.0, 1500.0),
+    ]
+    file = tmp_path / "windows.json"
+    file.write_text(json.dumps([dataclasses.asdict(one) for one in windows]), encoding="utf-8")
+    assert [goodput.Window.read(one) for one in json.loads(file.read_text())] == windows
+    section = goodput.report(windows)
+    assert "| ppo | 5 | 24 | 550 | 1,000 | 0.550 (0.400 to 0.700) |" in section
+    assert "| impala | 5 | 12 | 900 | 1,500 | 0.600 (0.600 to 0.600) |" in section
+    assert "| ppo | 2 | 1.50 (1.00 to 2.00) | 3.50 (3.00 to 4.00) | 4.25 (4.00 to 4.50) |" in section
+    assert "| impala | 0 | – | – | – |" in section
+
+
+def test_a_window_counts_what_is_trained_and_waits_for_its_workers() -> None:
+    loop = object.__new__(goodput.Loop)
+    loop.run = flowrl.run(CONFIGS["ppo"].graph(), Delayed(0), seed=0)
+    with loop.run:
+        loop._epochs, loop._pids, loop._trained = 2, chaos.Pids(loop.run), 0.0
+        lifelines = goodput.Lifelines()
+        lifelines.follow(loop.run)
+        seconds, steps = loop.advance(0.3)
+        assert seconds >= 0.3
+        assert steps == loop.run.stats().metrics["TrainOneStep"]["default/trained_steps"] / 2
+        assert set(loop._pids.known) == {"workers[0]", "workers[1]", "learner[0]"}
+        assert set(lifelines.sampled) == {"workers[0]", "workers[1]"}

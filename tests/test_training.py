@@ -251,7 +251,7 @@ def test_an_interrupt_saves_what_came_and_the_policy(tmp_path: Path, at: int) ->
 
 def test_an_interrupt_whose_policy_cannot_be_saved_says_so(tmp_path: Path) -> None:
     def observe(progress: Progress) -> None:
-        monkeypatch.setattr(Run, "policy_states", lambda self: 1 / 0)
+        monkeypatch.setattr(Run, "policy_states", lambda self, **_: 1 / 0)
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(KeyboardInterrupt) as caught:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from flowrl.backends.placement import Placement
 from flowrl.backends.protocol import GroupPlan
+from flowrl.errors import StartError
 
 Seat = tuple[str, int]  # an actor: group, index
 Amounts = Mapping[str, float]
@@ -55,6 +56,46 @@ class Assignment:
             node = self._homes[head] = self._chosen(head, left)
             for what, amount in self._need(head).items():
                 left[node][what] = left[node].get(what, 0.0) - amount
+
+    @property
+    def plans(self) -> list[GroupPlan]:
+        """All groups."""
+        return list(self._plans.values())
+
+    def resized(self, plan: GroupPlan) -> Assignment:
+        """The same with another number of actors in a group, for which no node is chosen yet.
+
+        Raises:
+            StartError: others live where the actors of this group do, so that its number says where.
+        """
+        others = [name for name in self._plans if self._place.colocated(name) == plan.name]
+        if others:
+            raise StartError(f"{', '.join(others)} shares the nodes of {plan.name}, so {plan.name} cannot be resized")
+        made = Assignment(self._place, [plan if name == plan.name else self._plans[name] for name in self._plans])
+        made._homes = {head: node for head, node in self._homes.items() if head in made._families}
+        return made
+
+    def count(self, group: str) -> int:
+        """How many actors a group has."""
+        return self._plans[group].count
+
+    def seat(self, group: str, first: int, free: Mapping[str, Amounts]) -> None:
+        """Chooses the nodes of a group's actors from the `first` on. free: what is left on each node, without them.
+
+        Raises:
+            NoNode: one has no place.
+        """
+        left = {node: dict(amounts) for node, amounts in free.items()}
+        for index in range(first, self._plans[group].count if self._wished else first):
+            seat = (group, index)
+            head, alone = self._head(seat), [seat]
+            need, home = self._need(head, alone), self._homes.get(head)
+            if home is None:
+                home = self._homes[head] = self._chosen(head, left, alone)
+            elif not _how_often(need, left.get(home, {})):
+                raise NoNode(self._why(head, need, {home: left.get(home, {})}, alone))
+            for what, amount in need.items():
+                left[home][what] = left[home].get(what, 0.0) - amount
 
     def node_of(self, seat: Seat) -> str | None:
         """Where an actor is to live; None where Ray may choose."""

@@ -77,6 +77,10 @@ class Local:
         """Nothing to start."""
         return []
 
+    def resize(self, plan: GroupPlan) -> list[str]:
+        """There is room for any number."""
+        return []
+
     def create(self, plan: GroupPlan, index: int) -> _LocalActor:
         """A host in this process."""
         return _LocalActor(Host(plan.name, index))

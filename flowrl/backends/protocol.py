@@ -80,6 +80,14 @@ class Backend(Protocol):
         """
         ...
 
+    def resize(self, plan: GroupPlan) -> list[str]:
+        """A group is to have another number of actors; returns warnings.
+
+        Raises:
+            StartError: the resources for them are missing; says which, and nothing has changed.
+        """
+        ...
+
     def create(self, plan: GroupPlan, index: int) -> Any:
         """Begins to start one host; does not wait. Returns what `send` takes."""
         ...

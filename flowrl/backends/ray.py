@@ -128,18 +128,45 @@ class Ray:
         warnings: list[str] = []
         if not ray.is_initialized():
             _owned_cpus, warnings = connect(self.address, need)
+        warnings += self._take(need)
+        if _owned_cpus is None:
+            self._assign(plans)
+        self._node = ray.get_runtime_context().get_node_id()
+        return warnings
+
+    def resize(self, plan: GroupPlan) -> list[str]:
+        """Sees that a group fits with another number of actors, and chooses the nodes of those that are new."""
+        before, nodes = self._nodes, self._nodes.resized(plan)
+        need, first = self.place.needed(nodes.plans), before.count(plan.name)
+        if plan.count <= first:
+            self._nodes, _held[id(self)] = nodes, need
+            return []
+        held, free_cpus = _held.pop(id(self), {}), self._free_cpus
+        try:
+            warnings = self._take(need)
+            if _owned_cpus is None:
+                nodes.seat(plan.name, first, self._left())
+        except BaseException as error:
+            _held[id(self)], self._free_cpus = held, free_cpus
+            if isinstance(error, NoNode):
+                raise StartError(f"{error}; use fewer or smaller actors, or add a node") from None
+            raise
+        self._nodes = nodes
+        return warnings
+
+    def _take(self, need: Mapping[str, float]) -> list[str]:
+        """Sees that what is needed is free, and notes that this run holds it."""
+        warnings: list[str] = []
+        asked = dict(need)
         if _owned_cpus is not None:
             wanted = need.get("CPU", 0.0) + sum(held.get("CPU", 0.0) for held in _held.values())
             cores = os.cpu_count() or 1
             self._free_cpus = wanted > _owned_cpus
             if wanted > cores:
                 warnings.append(f"oversubscribed: the runs ask for {wanted:g} CPUs and this machine has {cores}")
-            need = {name: amount for name, amount in need.items() if name != "CPU"}
-        self._wait_until_fits(need)
-        if _owned_cpus is None:
-            self._assign(plans)
-        self._node = ray.get_runtime_context().get_node_id()
-        _held[id(self)] = self.place.needed(plans)
+            asked.pop("CPU", None)
+        self._wait_until_fits(asked)
+        _held[id(self)] = dict(need)
         return warnings
 
     def _assign(self, plans: Sequence[GroupPlan]) -> None:
@@ -212,15 +239,18 @@ class Ray:
         Raises:
             NoRoom: none has room now.
         """
+        try:
+            return self._nodes.again(seat, self._left())
+        except NoNode as full:
+            raise NoRoom(str(full), SETTLE_S + self.wait_for_resources_s) from None
+
+    def _left(self) -> dict[str, dict[str, float]]:
+        """What is left on each node that can be reached."""
         free = free_by_node()
         there = reachable(free)
         # The cluster may not know yet what those take that were started a moment ago, or may know it already.
         self._starting = {one: at for one, at in self._starting.items() if self._actors[one].is_starting}
-        left = self._nodes.with_room_for(self._starting, {node: free[node] for node in free if node in there})
-        try:
-            return self._nodes.again(seat, left)
-        except NoNode as full:
-            raise NoRoom(str(full), SETTLE_S + self.wait_for_resources_s) from None
+        return self._nodes.with_room_for(self._starting, {node: free[node] for node in free if node in there})
 
     def send(self, actor: _RayActor, message: bytes, payloads: Sequence[Any], *, start: bool = False) -> Sent:
         """Submits one actor task.
@@ -296,6 +326,9 @@ class Ray:
         """Ends the actor's process."""
         import ray
 
+        for seat in [seat for seat, one in self._actors.items() if one is actor]:
+            del self._actors[seat]
+            self._starting.pop(seat, None)
         ray.kill(actor.handle, no_restart=True)
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from flowrl.errors import CheckpointError
 
+_LOST_SLASH = re.compile(r"([a-z][a-z0-9+.-]+):/(?!/)")
 Where = str | os.PathLike[str]
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -24,10 +25,11 @@ def folder(where: Where) -> Folder | RemoteFolder:
     """The directory that a path or a URL such as "s3://bucket/run" names; it need not exist.
 
     Raises:
-        CheckpointError: a URL, and fsspec (or what it needs for this scheme) is not installed.
+        CheckpointError: a URL, and fsspec (or what it needs for this scheme) is not installed; or it lost a slash.
     """
     text = os.fspath(where)
     if "://" not in text:
+        _see_that_it_was_no_url(text)
         return Folder(Path(text))
     try:
         from fsspec.core import url_to_fs
@@ -41,6 +43,21 @@ def folder(where: Where) -> Folder | RemoteFolder:
     if "file" in ((files.protocol,) if isinstance(files.protocol, str) else files.protocol):
         return Folder(Path(path))
     return RemoteFolder(files, path.rstrip("/"), text.rstrip("/"))
+
+
+def _see_that_it_was_no_url(text: str) -> None:
+    """Refuses "s3:/bucket/run", which pathlib makes of a URL: it would be a directory of this machine."""
+    found = _LOST_SLASH.match(text)
+    if found is None or os.path.isdir(f"{found[1]}:"):
+        return
+    try:
+        from fsspec.registry import known_implementations
+    except ImportError:
+        return
+    if found[1] in known_implementations:
+        raise CheckpointError(
+            f"{text} is what pathlib makes of a URL: give it as a string, {found[1]}://{text[found.end() :]!s}"
+        )
 
 
 def digest_of(content: bytes) -> dict[str, Any]:

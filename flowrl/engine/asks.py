@@ -11,6 +11,7 @@ from flowrl.engine.cursors import BLOCKED, END, MISSING, PENDING, Cursor, Item, 
 from flowrl.engine.deadline import Deadline
 from flowrl.engine.failure import InNode
 from flowrl.engine.kept import Keeper
+from flowrl.engine.record import Record
 from flowrl.engine.stage import Stage
 from flowrl.errors import PayloadLost
 from flowrl.handles import Pending
@@ -124,13 +125,20 @@ class AskCursor(Cursor):
                 raise TypeError(f"{self.op!r}.ask used ctx.emit; the answer of its call is its only result")
         except BaseException as error:
             raise InNode(self.name, entered) from error
-        stage.busy_s += perf_counter() - started
+        stage.busy_s += self._of_driver(perf_counter() - started, pending)
         if pending is None:
             self._dropped()
             return
         ((_, origins, version),) = stage.leave((pending,))
         self._window.append((pending, origins, version, self.op.steps_asked(pending, item.steps)))
         self.run.moved += 1
+
+    def _of_driver(self, took_s: float, pending: Pending[Any] | None) -> float:
+        """What of an ask's time was the driver's: in one process its actor has worked on it meanwhile."""
+        if pending is None or not self.run.backend.in_process:
+            return took_s
+        records = [one.call.sent.record for one in (pending, *pending.beside)]
+        return max(0.0, took_s - sum(record.busy_s for record in records if isinstance(record, Record)))
 
     def _dropped(self) -> None:
         """Nothing is asked for an item: where it came from belongs to the next result, as for any operator."""

@@ -53,6 +53,8 @@ def build(
     names = graph.names_of(root)
     groups = graph.groups_of(root)
     counts = {name: 1 if one_each else group.count for name, group in groups.items()}
+    if resumed is not None:
+        counts = {name: resumed.count(name, count) for name, count in counts.items()}
     check_columns(root, names)
     check_replay(root, names)
     sources = frozenset(graph.source_group(node, groups) for node in names if isinstance(node, graph.Shards))
@@ -60,6 +62,7 @@ def build(
     whole_seed = secrets.randbits(63) if seed is None else seed
     engine = Engine(backend, accounts, whole_seed, graph.why_not_deterministic(root, names) is None)
     engine.described = root, names, groups
+    engine.counts = {name: group.count if one_each else counts[name] for name, group in groups.items()}
     if resumed is not None:
         resumed.check(root, names, groups)
     for node, name in names.items():
@@ -166,7 +169,7 @@ class _Builder:
     def _shards(self, node: graph.Gather, paths: Sequence[tuple[Any, list[graph.Apply]]]) -> GatherCursor:
         name, engine = self.names[node], self.engine
         feeds: list[ShardFeed] = []
-        servers: dict[ShardFeed, ActorState] = {}
+        servers: dict[str, list[ActorState]] = {}  # by the key of the source that they serve
         for number, (source, path) in enumerate(paths):
             group = graph.source_group(source, self.groups)
             key = f"{name}:{number}:{self.names[source]}"
@@ -177,8 +180,7 @@ class _Builder:
             ]
             feeds += own
             if source.served_by is not None:
-                at = engine.states[graph.full_name(source, source.served_by, self.groups)]
-                servers |= {feed: at[place % len(at)] for place, feed in enumerate(own)}
+                servers[key] = engine.states[graph.full_name(source, source.served_by, self.groups)]
         if servers:
             return self._served(node, feeds, servers)
         if node.patience is not None:
@@ -188,7 +190,7 @@ class _Builder:
         return AsyncGatherCursor(name, engine, feeds, node.on_failure, node.num_async)
 
     def _served(
-        self, node: graph.Gather, feeds: list[ShardFeed], servers: Mapping[ShardFeed, ActorState]
+        self, node: graph.Gather, feeds: list[ShardFeed], servers: Mapping[str, Sequence[ActorState]]
     ) -> GatherCursor:
         name, engine = self.names[node], self.engine
         cursor: ServedSyncGatherCursor | ServedAsyncGatherCursor
@@ -252,7 +254,7 @@ def _start_body(engine: Engine, name: str, group: ActorGroup[Any], pipelines: Ma
     def body(state: ActorState) -> Any:
         values = {
             "index": state.index,
-            "count": group.count,
+            "count": engine.counts[name],
             "seed": engine.seed_of(name, state.index, state.incarnation),
             "incarnation": state.incarnation,
         }

@@ -34,23 +34,31 @@ class ActorState:
     """What the driver knows of one actor: its mailbox of held tells, its incarnation, whether it is up.
 
     up: its object is made. restarting: it died and is on its way up again. alive: neither of the two only where it is
-    gone for good. resumes: a new incarnation goes on behind the `given` items that were taken in.
+    gone for good. leaving: its group shrinks, and it is asked for nothing new (any more). resumes: a new incarnation
+    goes on behind the `given` items that were taken in.
     """
 
     __slots__ = (
-        "actor", "actor_class", "alive", "given", "group", "incarnation", "index", "mail", "published", "pull_messages",
-        "restarting", "resumes", "shards", "up",
+        "actor", "actor_class", "alive", "given", "group", "incarnation", "index", "leaving", "mail", "published",
+        "pull_messages", "restarting", "resumes", "shards", "up",
     )  # fmt: skip
 
     def __init__(self, group: str, index: int, actor_class: Any, actor: Any):
         self.group, self.index, self.actor_class, self.actor = group, index, actor_class, actor
         self.incarnation = 0
-        self.alive, self.up, self.restarting = True, False, False
+        self.alive, self.up, self.restarting, self.leaving = True, False, False, False
         self.mail: list[Tell] = []
         self.published: tuple[int, Ref[Any]] | None = None
         self.pull_messages: dict[str, bytes] = {}
         self.shards = 0  # how many sources its object is
         self.resumes, self.given = actor_class is IteratorShard, 0
+
+    @classmethod
+    def removed(cls, group: str, index: int, actor_class: Any) -> ActorState:
+        """That of an actor that there is no more."""
+        state = cls(group, index, actor_class, None)
+        state.alive, state.leaving = False, True
+        return state
 
     @property
     def name(self) -> str:
@@ -283,7 +291,8 @@ class Calls:
 
     def _unsent(self, state: ActorState, kind: str, node: str, label: str) -> Call:
         call = Call(state, Sent(), kind, node, label, self.accounts.node(node), self.fetch)
-        call.state, call.reason = LOST, "it is being started again" if state.restarting else "its process has ended"
+        why = "run.resize has removed it" if state.leaving else "its process has ended"
+        call.state, call.reason = LOST, "it is being started again" if state.restarting else why
         self.lost += 1
         return call
 

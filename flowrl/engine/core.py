@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Callable, Sequence
 from threading import get_ident
@@ -48,8 +49,11 @@ class Engine:
         self.places: dict[str, NodePlace] = {}
         self.states: dict[str, list[ActorState]] = {}
         self.described: Any = None  # (root, names, groups) of the graph
+        self.counts: dict[str, int] = {}  # by group, as constructors are told
         self.holding = False  # while it is saved: no step begins in which a server is asked
-        self.retired: dict[str, list[int]] = {}  # incarnations by group and index, as the checkpoint knows them
+        self.retired: dict[str, list[int]] = {}  # incarnations by group and index, of those gone too
+        self.gone: dict[tuple[str, int], ActorState] = {}  # removed by run.resize, and not replaced
+        self.resizing = threading.Lock()
         self.warned: set[str] = set()  # groups of which was said that they keep no state
         self.closing = False  # from the first moment of closing: what a pull answers then may be cut short
         self.closed = False
@@ -258,7 +262,12 @@ class Engine:
                 f"the run is closed; {handle.name} is gone: take policy(), evaluate(), ask and tell before close(), or "
                 "before the end of `with`"
             )
-        return self.states[handle.group][handle.index]
+        return self.known(handle)
+
+    def known(self, handle: ActorHandle[Any]) -> ActorState:
+        """The same, also of an actor that `run.resize` has removed."""
+        states = self.states[handle.group]
+        return states[handle.index] if handle.index < len(states) else self.gone[handle.group, handle.index]
 
     def handle(self, state: ActorState, node: str, *, held: bool) -> ActorHandle[Any]:
         """A live handle; one of an operator (held) keeps its tells until the next message."""

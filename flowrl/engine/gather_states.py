@@ -6,24 +6,26 @@ from typing import Any
 
 from flowrl.checkpoint import State
 from flowrl.engine.aggregation import AggregateCursor, Task
-from flowrl.engine.calls import ERROR, Call
+from flowrl.engine.calls import ERROR, ActorState, Call
 from flowrl.engine.gathers import AsyncGatherCursor, GatherCursor, ShardFeed, SyncGatherCursor
 from flowrl.engine.keeping import Keeper
 from flowrl.engine.restoring import Restorer
 from flowrl.engine.served import Turn
+from flowrl.engine.stragglers import TimedSyncGatherCursor
 from flowrl.ref import Ref
 
-Place = list[Any]  # of a feed: its key and the actor's index
-COUNTS = ("ended", "restarts", "place", "empty", "died_at", "torn")
+Place = list[Any]  # of a feed: its key and the actor's index; of one that has left also which life that was
+COUNTS = ("ended", "restarts", "place", "empty", "died_at", "torn", "joins")
 
 
 def _place(feed: ShardFeed) -> Place:
-    return [feed.key, feed.state.index]
+    state = feed.state
+    return [feed.key, state.index, state.incarnation] if state.leaving else [feed.key, state.index]
 
 
 def _gather(cursor: GatherCursor, keep: Keeper) -> dict[str, State]:
     feeds = []
-    for feed in cursor.feeds:
+    for feed in (*cursor.feeds, *(feed for feed in cursor.left if feed.items)):
         calls: list[Any] = [call for call in feed.calls if not isinstance(call, Turn)]
         for call in calls:
             if call.state is ERROR:
@@ -45,6 +47,11 @@ def _set_gather(cursor: GatherCursor, state: dict[str, State], back: Restorer) -
     """Those feeds that go on, each with its state."""
     saved = {tuple(said["feed"]): said for said in state["feeds"]}
     going_on = {}
+    for place in [place for place in saved if len(place) > 2]:
+        feed = _left(cursor, *place)
+        going_on[feed] = said = saved.pop(place)
+        feed.ended = True
+        feed.items.extend(back.items(said["items"]))
     for feed in cursor.feeds:
         said = saved.pop(tuple(_place(feed)), None)
         if said is None or feed.state not in back.continued:
@@ -60,6 +67,18 @@ def _set_gather(cursor: GatherCursor, state: dict[str, State], back: Restorer) -
             feed.calls.append(call)
     back.lost_items += sum(len(said["items"]) for said in saved.values())
     return going_on
+
+
+def _left(cursor: GatherCursor, key: str, index: int, life: int) -> ShardFeed:
+    """A shard that there was no more, when the run was saved."""
+    like = next(feed for feed in cursor.feeds if feed.key == key)
+    state = ActorState.removed(like.state.group, index, like.state.actor_class)
+    state.incarnation = life
+    if index >= len(cursor.run.states[state.group]):
+        cursor.run.gone[state.group, index] = state  # so that its items stay
+    feed = ShardFeed(state, cursor.run.handle(state, cursor.name, held=True), key, like.node)
+    cursor.left.append(feed)
+    return feed
 
 
 def _feeds(cursor: GatherCursor, places: list[Place], going_on: dict[ShardFeed, State]) -> list[ShardFeed]:
@@ -84,6 +103,23 @@ def _set_sync(cursor: SyncGatherCursor, state: dict[str, State], back: Restorer)
     for place, calls in state["noted"]:
         feeds = _feeds(cursor, [place], going_on) or cursor.feeds[:1]  # counted once, wherever
         cursor._noted[feeds[0]].extend(back(calls))
+
+
+def _timed(cursor: TimedSyncGatherCursor, keep: Keeper) -> dict[str, State]:
+    return {
+        **_sync(cursor, keep),
+        "late": [_place(feed) for feed in cursor._late],
+        "waits_s": cursor._due - cursor.run.backend.now(),
+    }
+
+
+def _set_timed(cursor: TimedSyncGatherCursor, state: dict[str, State], back: Restorer) -> None:
+    _set_sync(cursor, state, back)
+    found = {tuple(_place(feed)): feed for feed in cursor.feeds if feed.state in back.continued}
+    cursor._late.update(found[tuple(place)] for place in state["late"] if tuple(place) in found)
+    cursor._due = cursor.run.backend.now() + state["waits_s"]
+    if cursor._asked:
+        cursor._wake()
 
 
 def _async(cursor: AsyncGatherCursor, keep: Keeper) -> dict[str, State]:
@@ -178,6 +214,7 @@ def _set_aggregate(cursor: AggregateCursor, state: dict[str, State], back: Resto
 
 
 GATHERS: dict[type, Any] = {
+    TimedSyncGatherCursor: (_timed, _set_timed),
     SyncGatherCursor: (_sync, _set_sync),
     AsyncGatherCursor: (_async, _set_async),
     AggregateCursor: (_aggregate, _set_aggregate),

@@ -18,8 +18,8 @@ class ShardFeed:
 
     # fmt: off
     __slots__ = (
-        "calls", "died_at", "empty", "ended", "handle", "items", "key", "node", "origins", "place", "restarting",
-        "restarts", "state", "torn",
+        "calls", "died_at", "empty", "ended", "handle", "items", "joins", "key", "node", "origins", "place",
+        "restarting", "restarts", "state", "torn",
     )
     # fmt: on
 
@@ -35,6 +35,7 @@ class ShardFeed:
         self.empty = 0  # how many of them have come since the last with an item
         self.died_at = 0  # the place at the last death; where items come again, that which no answer had got beyond
         self.torn = False  # an answer was lost: those behind it are no longer the next ones
+        self.joins = False  # with the next round: it was not there when the one under way began
 
     @property
     def out(self) -> int:
@@ -65,6 +66,8 @@ class GatherCursor(Cursor):
     def __init__(self, name: str, run: Any, feeds: Sequence[ShardFeed], policy: FailurePolicy):
         super().__init__(name, run)
         self.feeds, self.policy = list(feeds), policy
+        self._lost_leaving = 0  # calls of shards that leave
+        self.left: list[ShardFeed] = []  # of shards that were removed: those with items that were not given out
         self._arrived, self._pull = self.arrived, run.calls.pull  # bound once
         for feed in self.feeds:
             run.watch(feed.state, self)
@@ -105,13 +108,15 @@ class GatherCursor(Cursor):
             slot += 1  # noqa: SIM113  # enumerate takes longer
         if record.ended and not feed.ended:
             feed.ended = True
-            self.run.accounts.merge([(self.name, None, "shards_ended", "sum", 1.0, 1.0)])
+            what = "shards_removed" if feed.state.leaving else "shards_ended"
+            self.run.accounts.merge([(self.name, None, what, "sum", 1.0, 1.0)])
         self.came(feed, len(infos))
 
     def _takes_all_the_same(self, feed: ShardFeed, call: Call) -> bool:
         """Deals with what is no common answer; whether it still is one."""
         if call.state is LOST:
             feed.torn = True
+            self._lost_leaving += feed.state.leaving
             return False
         if self.closed or call.state is not ANSWERED:
             self.run.calls.merge_metrics(call)
@@ -172,9 +177,52 @@ class GatherCursor(Cursor):
     def resume(self, feed: ShardFeed) -> None:
         """Asks a restarted shard again."""
 
+    # ---------------------------------------------------------------- more shards, and fewer
+
+    def join(self, states: Sequence[ActorState]) -> None:
+        """Actors are new in a group whose shards are gathered here; they are up and have been greeted."""
+        if self.closed:
+            return
+        for key in dict.fromkeys(feed.key for feed in self.feeds if feed.state.group == states[0].group):
+            at = 1 + max(place for place, feed in enumerate(self.feeds) if feed.key == key)
+            node = self.feeds[at - 1].node
+            new = [ShardFeed(state, self.run.handle(state, self.name, held=True), key, node) for state in states]
+            self.feeds[at:at] = new
+            for feed in new:
+                self.joined(feed)
+        for state in {feed.state: None for feed in self.feeds if feed.state in states}:
+            self.run.watch(state, self)
+
+    def joined(self, feed: ShardFeed) -> None:
+        """A shard is new."""
+
+    def stop_asking(self, states: Sequence[ActorState]) -> None:
+        """Actors are leaving: of what is asked of their shards, but was not sent, nothing comes."""
+
+    def end_shards(self, states: Sequence[ActorState]) -> None:
+        """Actors that are leaving have answered all: what the operators of their shards hold is asked for."""
+        if not self.closed:
+            for feed in self.feeds:
+                if feed.state in states and feed.state.up and not feed.ended:
+                    feed.calls.append(self.run.calls.feed(feed.state, feed.key, None, self.name, feed, self._arrived))
+                    self.arrived(feed.calls[-1])
+
+    def leave(self, states: Sequence[ActorState]) -> tuple[int, int]:
+        """Actors have left: how many items of theirs are still to be given out, and how many steps are lost."""
+        going = [feed for feed in self.feeds if feed.state in states]
+        self.feeds = [feed for feed in self.feeds if feed.state not in states]
+        lost, self._lost_leaving = self._lost_leaving, 0
+        for feed in going:
+            lost += len(feed.calls)
+            self.run.calls.lost += sum(call.state is ANSWERED for call in feed.calls)  # behind one that was lost
+            feed.calls.clear()
+            feed.ended, feed.restarting = True, False
+        self.left = [feed for feed in (*self.left, *going) if feed.items]
+        return sum(len(feed.items) for feed in going), lost
+
     def close(self) -> None:
         super().close()
-        for feed in self.feeds:
+        for feed in (*self.feeds, *self.left):
             feed.items.clear()
             feed.ended = True
 
@@ -198,25 +246,42 @@ class SyncGatherCursor(GatherCursor):
 
     def pull(self) -> Item | Signal:
         while not self._round:
-            if self.closed or all(feed.ended and not feed.items for feed in self.feeds):
+            if self.closed or self._all_given():
                 self._merge_noted()
                 self.closed = True
                 return END
             if not self._asked:
-                self._asked = True
-                for feed in self.feeds:
-                    self._ask_if_missing(feed)
+                self._begin_round()
             # A shard that answered without an item is asked again at once: within a round nothing is consumed.
-            missing = [feed for feed in self.feeds if not feed.items and not feed.ended]
+            missing = [feed for feed in self.feeds if not feed.items and not feed.ended and not feed.joins]
             if missing:
                 if not self.run.deterministic:
                     return PENDING
                 self.run.wait_in_place([call for feed in missing for call in feed.calls])
                 continue
-            self._asked = False
-            self._merge_noted()
-            self._round.extend(feed for feed in self.feeds if feed.items)
+            self._whole()
         return self.out(self._round.popleft().items.popleft())
+
+    def _all_given(self) -> bool:
+        """Whether nothing more will come."""
+        return all(feed.ended and not feed.items for feed in self.feeds) and not any(f.items for f in self.left)
+
+    def _begin_round(self) -> None:
+        """A round begins, with those that are new."""
+        self._asked = True
+        for feed in self.feeds:
+            feed.joins = False
+        for feed in self.feeds:
+            self._ask_if_missing(feed)
+
+    def _whole(self) -> None:
+        """A round is there: what shards that were removed have left comes last."""
+        self._asked = False
+        self._merge_noted()
+        self._round.extend(feed for feed in self.feeds if feed.items)
+        if self.left:
+            self.left = [feed for feed in self.left if feed.items]
+            self._round.extend(self.left)
 
     def note_metrics(self, feed: ShardFeed, call: Call) -> None:
         # Merged when the round is whole, shard by shard: in the order of arrival, timing would change the numbers.
@@ -244,8 +309,20 @@ class SyncGatherCursor(GatherCursor):
             self._ask_if_missing(feed)
 
     def _ask_if_missing(self, feed: ShardFeed) -> None:
-        if not feed.items and not feed.ended and not feed.restarting and not feed.out:
+        if not (feed.items or feed.ended or feed.restarting or feed.calls or feed.joins or feed.state.leaving):
             self.ask(feed)
+
+    def joined(self, feed: ShardFeed) -> None:
+        feed.joins = self._asked  # else the round under way would depend on when it was there
+        self._of_actor.setdefault(feed.state, []).append(feed)
+        self._noted[feed] = []
+
+    def leave(self, states: Sequence[ActorState]) -> tuple[int, int]:
+        for feed in [feed for feed in self.feeds if feed.state in states]:
+            for call in self._noted.pop(feed):
+                self.run.calls.merge_metrics(call)
+            self._of_actor.pop(feed.state, None)
+        return super().leave(states)
 
 
 class AsyncGatherCursor(GatherCursor):
@@ -300,8 +377,20 @@ class AsyncGatherCursor(GatherCursor):
             self._arrivals.append(feed)
         elif new:
             self._arrivals.extend([feed] * new)
-        elif not feed.ended:
+        elif not feed.ended and not feed.state.leaving:
             self.ask(feed)
+
+    def joined(self, feed: ShardFeed) -> None:
+        self._owed[feed] = self.num_async
+
+    def stop_asking(self, states: Sequence[ActorState]) -> None:
+        for feed in [feed for feed in self._owed if feed.state in states]:
+            del self._owed[feed]
+
+    def leave(self, states: Sequence[ActorState]) -> tuple[int, int]:
+        if self._spent is not None and self._spent.state in states:
+            self._spent = None
+        return super().leave(states)
 
     def resume(self, feed: ShardFeed) -> None:
         unread = sum(item.slot == len(item.call.infos) - 1 for item in feed.items) + (self._spent is feed)

@@ -36,30 +36,34 @@ class Learned:
         """What `policy` is made of: spec, spaces, flat weights, version."""
         return self._policy_state(name)[0]
 
-    def policy_states(self) -> dict[str, dict[str, Any]]:
-        """What `policies` are made of, by policy id; by their learners' groups where two have one id."""
-        return {name: state for name, (state, _) in self._policy_states().items()}
+    def policy_states(self, *, timeout_s: float | None = None) -> dict[str, dict[str, Any]]:
+        """What `policies` are made of, by policy id; by their learners' groups where two have one id.
+
+        Raises:
+            TimeoutError: a learner has not answered within timeout_s.
+        """
+        return {name: state for name, (state, _) in self._policy_states(timeout_s).items()}
 
     def _learners(self) -> dict[str, list[Any]]:
         """The learners by group: those that live, else the first."""
         living = {group: [one for one in all if one.up] or all[:1] for group, all in self._engine.states.items()}
         return {group: states for group, states in living.items() if hasattr(states[0].actor_class, "policy_state")}
 
-    def _policy_states(self) -> dict[str, tuple[dict[str, Any], Any]]:
+    def _policy_states(self, timeout_s: float | None = None) -> dict[str, tuple[dict[str, Any], Any]]:
         found = [
             (group, one, learners[0].actor_class)
             for group, learners in self._learners().items()
-            for one in self._states_of(learners)
+            for one in self._states_of(learners, timeout_s)
         ]
         ids = [state["policy_id"] for _, state, _ in found]
         apart = len(set(ids)) == len(ids)
         return {state["policy_id"] if apart else group: (state, cls) for group, state, cls in found}
 
-    def _states_of(self, learners: list[Any]) -> list[dict[str, Any]]:
+    def _states_of(self, learners: list[Any], timeout_s: float | None = None) -> list[dict[str, Any]]:
         if hasattr(learners[0].actor_class, "policy_states"):  # one that trains several policies together
-            return list(self._ask(learners[0], "policy_states").values())
+            return list(self._ask(learners[0], "policy_states", timeout_s).values())
         # One that has just been started again in place of another knows nothing yet.
-        states = [self._ask(learner, "policy_state") for learner in learners]
+        states = [self._ask(learner, "policy_state", timeout_s) for learner in learners]
         return [max(states, key=lambda state: state.get("version") or 0)]
 
     def _policy_state(self, name: str | None) -> tuple[dict[str, Any], Any]:
@@ -82,5 +86,5 @@ class Learned:
             raise LookupError(f"policy(name) must name one policy of learner {name!r}: {ids}")
         return states[0], learners[name][0].actor_class
 
-    def _ask(self, state: Any, method: str) -> Any:
-        return self._engine.handle(state, f"run.{method}", held=False).ask(method).result()
+    def _ask(self, state: Any, method: str, timeout_s: float | None) -> Any:
+        return self._engine.handle(state, f"run.{method}", held=False).ask(method).result(timeout_s)

@@ -58,6 +58,26 @@ class Limiter:
         for state in states:
             run.watch(state, self)
 
+    # ---------------------------------------------------------------- more shards, and fewer
+
+    def join(self, states: Sequence[ActorState]) -> None:
+        """Shards are new, and empty; they are up and have been greeted."""
+        for state in states:
+            stock = self.stocks[state] = Stock(state)
+            self.living.append(stock)
+            self.run.watch(state, self)
+        self.run.moved += 1
+
+    def leave(self, states: Sequence[ActorState]) -> int:
+        """Shards have left: how many rows went with them."""
+        going = [self.stocks.pop(state) for state in states]
+        rows = sum(stock.size for stock in going if stock in self.living)
+        self.living = [stock for stock in self.living if stock not in going]
+        self._sum()
+        counted = (("shards_removed", float(len(going))), ("rows_lost", float(rows)))
+        self.run.accounts.merge([(self.name, None, what, "sum", count, 1.0) for what, count in counted])
+        return rows
+
     # ---------------------------------------------------------------- what may go
 
     @property
@@ -148,7 +168,10 @@ class Limiter:
         stored = int(said.get("inserted", rows))
         self.coming -= rows
         self.inserted += stored
-        stock = self.stocks[state]
+        stock = self.stocks.get(state)
+        if stock is None:  # the shard has left since
+            self.run.accounts.merge([(self.name, None, "rows_lost", "sum", float(stored), 1.0)])
+            return stored
         stock.restarts = 0
         stock.inserted += stored
         stock.drawn += int(said.get("forgone", 0))  # overwritten before it was drawn as often as it might

@@ -52,11 +52,15 @@ class Lives:
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self._watchers: dict[ActorState, list[Watcher]] = {}
         self._greeting = False  # only once all have come up
-        self._looks: dict[Call, Callable[[], None]] = {}  # timers of those that are on their way up
+        self._looks: dict[Call, tuple[float, Callable[[], None]]] = {}  # timers of those that are on their way up
 
     def watch(self, state: ActorState, cursor: Watcher) -> None:
         """A gather, or the pacing of a replay group, wants to decide what the death of its shard means."""
         self._watchers.setdefault(state, []).append(cursor)
+
+    def unwatch(self, state: ActorState) -> None:
+        """Nobody decides about an actor any more."""
+        self._watchers.pop(state, None)
 
     def bring_up(self) -> None:
         """Makes every actor, all at once, and waits for them; one that dies meanwhile is tried again by the policy.
@@ -85,7 +89,21 @@ class Lives:
                     self.greet(state)
             if name not in sources:
                 for call in [call for call in list(engine.calls.pending.values()) if call.kind == "ask"]:
-                    engine.await_call(call)
+                    self._await(call)
+
+    def _await(self, call: Call) -> None:
+        """Waits for what an actor was asked as another was greeted; where one dies meanwhile its policy has the say.
+
+        Raises:
+            ActorDied: no policy goes on. Whatever it raised.
+        """
+        engine = self._engine
+        while not call.done:
+            engine.wait([call])
+        engine.poll()
+        error = call.error()
+        if error is not None and error.type_name != ActorDied.__name__:  # that of an argument is settled by now
+            engine.raise_failed(call, call.node)
 
     def greet(self, state: ActorState) -> None:
         """Tells every operator of one actor."""
@@ -117,15 +135,13 @@ class Lives:
                 )
                 self._look_after(call, waited)
 
-        self._looks[call] = look
-        self.wake(self._engine.backend.now() + SLOW_S, look)
+        self._looks[call] = self.wake(self._engine.backend.now() + SLOW_S, look)
 
     def _started(self, call: Call) -> None:
         state, engine = call.actor, self._engine
-        look = self._looks.pop(call, None)
-        if look is not None:
-            self.timers[:] = [timer for timer in self.timers if timer[1] is not look]
-        if call.state is LOST:
+        if call in self._looks:
+            self.forget(self._looks.pop(call))
+        if call.state is LOST or state.leaving:
             return
         again, state.restarting = state.restarting, False
         if call.state is not ANSWERED:
@@ -154,6 +170,8 @@ class Lives:
         began = engine.backend.now() + backoff_s
 
         def again() -> None:
+            if state.leaving:
+                return
             try:
                 state.actor = engine.backend.restart(state.actor, self.plans[state.group], state.index)
             except NoRoom as full:
@@ -211,7 +229,7 @@ class Lives:
 
     def _died(self, state: ActorState, reason: str) -> None:
         engine = self._engine
-        watched = self._watchers.get(state, [])
+        watched = [] if state.leaving else self._watchers.get(state, [])
         with engine.calls.lock:
             state.incarnation += 1
             state.up = state.restarting = False
@@ -223,7 +241,7 @@ class Lives:
             for cursor in watched:
                 if not cursor.closed:
                     cursor.died(state, reason)
-            if not watched:
+            if not watched and not state.leaving:
                 out = ", ".join(sorted({call.label for call in lost})) or "nothing"
                 raise ActorDied(f"{state.name} died: {reason}; out were: {out}")
         except ActorDied as error:
@@ -234,11 +252,18 @@ class Lives:
             state.alive = state.restarting
 
     def _nodes_of(self, state: ActorState, lost: Sequence[Call]) -> list[str]:
-        """The nodes that had asked it for something; else those that may, as they hold its group."""
+        """The nodes that had asked it for something; else those that say what its death means, or hold its group."""
         places = self._engine.places
         asked = dict.fromkeys(call.node for call in lost if call.node in places)
-        return list(asked) or [
-            stage.name
-            for stage in self._engine.stages
-            if any(stage.ctx._run.prefix + group.name == state.group for group in held_groups(stage.op))
+        deciding = [
+            getattr(watcher, "node", None) or getattr(watcher, "name", "") for watcher in self._watchers.get(state, ())
         ]
+        return (
+            list(asked)
+            or [node for node in dict.fromkeys(deciding) if node in places]
+            or [
+                stage.name
+                for stage in self._engine.stages
+                if any(stage.ctx._run.prefix + group.name == state.group for group in held_groups(stage.op))
+            ]
+        )

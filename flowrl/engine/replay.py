@@ -107,9 +107,7 @@ class ReplayCursor(Cursor):
         self._rows = limiter.pacing.rows_of(node.batch * node.batches)
         self._random = random.Random(run.seed_of(name))
         self._window: deque[tuple[Call, Stock]] = deque()
-        self._handles: dict[Stock, ActorHandle[Any]] = {
-            stock: run.handle(state, name, held=True) for state, stock in limiter.stocks.items()
-        }
+        self._handles: dict[Stock, ActorHandle[Any]] = {}
         limiter.drawn_by(self._rows, self._size)
         run.accounts.knobs[name] = limiter.knob_of_samples
 
@@ -140,7 +138,7 @@ class ReplayCursor(Cursor):
         while len(self._window) < self._size and self.limiter.may_sample(self._rows):
             stock = self.limiter.choose(self._rows, self._random.random)
             self.limiter.drawn(stock, self._rows)
-            pending = self._handles[stock].ask(
+            pending = self._handle(stock).ask(
                 "draw",
                 self._batch,
                 batches=self._batches,
@@ -148,6 +146,12 @@ class ReplayCursor(Cursor):
             )
             self._window.append((pending.call, stock))
             self.run.moved += 1
+
+    def _handle(self, stock: Stock) -> ActorHandle[Any]:
+        handle = self._handles.get(stock)
+        if handle is None:
+            handle = self._handles[stock] = self.run.handle(stock.state, self.name, held=True)
+        return handle
 
     def _exponent(self) -> float | None:
         if not callable(self._beta):
@@ -173,7 +177,7 @@ class ReplayCursor(Cursor):
         info = call.infos[0]
         self.limiter.answered(stock, self._rows, info.metrics)
         ref: Ref[Any] = Ref(Leaf(call, 0), info, self.run.fetch)
-        return item_by_ref(ref, (self._handles[stock],), info.policy_version)
+        return item_by_ref(ref, (self._handle(stock),), info.policy_version)
 
     def why_blocked(self) -> str | None:
         """What holds it."""

@@ -106,7 +106,7 @@ class Restorer(HandleRestorer):
     def state(self, group: str, index: int) -> ActorState | None:
         """What the driver knows of an actor; None where there is none of this index any more."""
         states = self._engine.states.get(group, ())
-        return states[index] if index < len(states) else None
+        return states[index] if index < len(states) else self._engine.gone.get((group, index))
 
     def ref(self, tree: State, info: Info) -> Ref[Any]:
         return Ref(self.tree(tree), info, self._engine.fetch)

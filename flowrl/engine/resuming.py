@@ -65,6 +65,11 @@ class Resumption:
                     f"of them have come: resume with {saved}"
                 )
 
+    def count(self, group: str, described: int) -> int:
+        """How many actors a group goes on with: as many as were saved, or as the graph says, where that was changed."""
+        said = self._groups.get(group, {})
+        return len(said["actors"]) if said.get("described") == described else described
+
     def incarnation(self, group: str, index: int) -> int:
         """Which life an actor begins with: that which was saved, or one that none has had."""
         lives = self._groups[group]["incarnations"]
@@ -83,6 +88,7 @@ class Resumption:
             CheckpointError: a state does not fit, or is damaged.
         """
         engine.retired = {name: [int(n) for n in said["incarnations"]] for name, said in self._groups.items()}
+        self._remember_gone(engine)
         _calm(engine)
         states = [state for states in engine.states.values() for state in states]
         continued = {state for state in states if self._entry(state.group, state.index) is not None}
@@ -113,6 +119,13 @@ class Resumption:
             _log.warning(
                 "resuming %s: %d items of actors that there are no more are left out", self.path, back.lost_items
             )
+
+    def _remember_gone(self, engine: Engine) -> None:
+        """Actors that were there no more when the run was saved, of which there may be items."""
+        for group, said in self._groups.items():
+            states = engine.states[group]
+            for index in range(max(len(said["actors"]), len(states)), len(said["incarnations"])):
+                engine.gone[group, index] = ActorState.removed(group, index, states[0].actor_class)
 
     # ---------------------------------------------------------------- actors
 
@@ -201,6 +214,7 @@ def _set_accounts(accounts: Accounts, said: State) -> None:
         for name, (busy_s, calls, deaths) in said["groups"].items():
             group = accounts.groups[name]
             group.busy_s, group.calls, group.deaths = busy_s, calls, deaths
+            group.more_s = said["lived_s"][name] - group.count * said["elapsed_s"]
 
 
 def _set_limiter(limiter: Limiter, said: State, back: Restorer) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import get_ident
 from types import MappingProxyType, TracebackType
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from flowrl.backends.protocol import Backend
 from flowrl.checkpoint import Checkpoints
@@ -28,6 +28,9 @@ from flowrl.errors import FlowError, GraphError
 from flowrl.flow import Flow, ParallelFlow
 from flowrl.given import short, whole
 from flowrl.handles import ActorHandle
+
+if TYPE_CHECKING:
+    from flowrl.engine.resizing import Resized
 
 T = TypeVar("T")
 _log = logging.getLogger("flowrl")
@@ -207,6 +210,8 @@ class Run(Learned, Iterator[T], Generic[T]):
         if engine.closing and isinstance(error, Exception):  # by another thread, whatever it made of the item
             self._finalizer()
             raise FlowError(CLOSED_MEANWHILE) from (None if isinstance(error, FlowError) else error)
+        if isinstance(error, KeyboardInterrupt):
+            engine.patience_s = INTERRUPTED_S
         if not (isinstance(error, KeyboardInterrupt) and engine.interrupts.safe):
             self._stopped_by = f" (it was stopped by {type(error).__name__})"
             self._finalizer()
@@ -291,6 +296,35 @@ class Run(Learned, Iterator[T], Generic[T]):
         from flowrl.engine.turns import save_run
 
         return save_run(self, path, about, environments, timeout_s)
+
+    def resize(self, group: str, count: int, *, timeout_s: float | None = 60.0) -> Resized:
+        """Gives a group of rollout workers, of other sources or of replay shards another number of actors; what became.
+
+        May be called between items, also from another thread; not by an operator. New actors come up beside the run,
+        which then stands still for a moment: they have seeds that none had, are greeted as at a start (workers get the
+        newest weights), and are asked from the next round or pull on. Those that leave are the last ones: they finish
+        what they were asked, their operators give what they hold, and all that comes out as any items. Replay shards
+        take their rows with them. The same calls between the same items give the same numbers, where the graph is
+        deterministic.
+
+        timeout_s: how long new ones may take to come up, and leaving ones to finish; None: as long as it takes. What
+            those have not done by then is lost and counted.
+
+        Raises:
+            ValueError: no such group or number. GraphError: its number is fixed; says why and what to do instead.
+            StartError, TimeoutError, ActorDied, or what a constructor raised: there are no more; the run goes on as
+            before. FlowError: the run is closed or at its end, or an operator of it calls this.
+        """
+        from flowrl.engine.turns import resize_run
+
+        return resize_run(self, group, count, timeout_s)
+
+    def explain(self) -> str:
+        """What runs, as `flow.explain()` tells it, on this backend and with as many actors as there are now."""
+        from flowrl.draw import explain
+
+        engine = self._engine
+        return explain(engine.described[0], engine.backend, {name: len(of) for name, of in engine.states.items()})
 
     def stats(self) -> Stats:
         """Figures per node and group since the run began, and what limits it."""

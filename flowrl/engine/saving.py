@@ -71,11 +71,16 @@ def save(engine: Engine, path: Where, own: State, wanted: Wanted) -> None:
         failed = located
     finally:
         engine.holding = False
-        for cursor in all_cursors(engine):
-            if isinstance(cursor, Served):
-                for feed in cursor.feeds:
-                    cursor._begin_next(feed)
+        begin_again(engine)
     engine.raise_located(failed)
+
+
+def begin_again(engine: Engine) -> None:
+    """Steps in which a server is asked, and that were held back, begin."""
+    for cursor in all_cursors(engine):
+        if isinstance(cursor, Served):
+            for feed in cursor.feeds:
+                cursor._begin_next(feed)
 
 
 def all_cursors(engine: Engine) -> Iterator[Cursor]:
@@ -116,8 +121,8 @@ def _settle(engine: Engine, until: float, timeout_s: float) -> None:
         if any(state.restarting for states in engine.states.values() for state in states):
             due = engine.lives.fire_timers()
             calls.wait(None, left if due is None else min(left, due))
-        elif turns := _turns(engine):
-            calls.wait(turns, left)
+        elif steps := turns(engine):
+            calls.wait(steps, left)
         elif late:
             before = engine.interrupts.begin(Mode.WAITING)
             try:
@@ -130,7 +135,7 @@ def _settle(engine: Engine, until: float, timeout_s: float) -> None:
             return
 
 
-def _turns(engine: Engine) -> list[Call]:
+def turns(engine: Engine) -> list[Call]:
     """Calls of steps in the middle of which a server is asked; they must come to their end."""
     desks = [
         desk for cursor in all_cursors(engine) if isinstance(cursor, Served) for desk in cursor._of_server.values()
@@ -180,6 +185,7 @@ def _written(engine: Engine, directory: str, own: State, wanted: Wanted, until: 
             name: {
                 "incarnations": [state.incarnation for state in states] + engine.retired.get(name, [])[len(states) :],
                 "actors": [entries.get(state) for state in states],
+                "described": groups[name].count,  # which run.resize may have changed since
             }
             for name, states in engine.states.items()
         },
@@ -264,6 +270,9 @@ def _driver_state(engine: Engine, own: State, nodes: set[str]) -> State:
             "table": accounts.table.get_state(),
             "nodes": {name: dataclasses.asdict(stats) for name, stats in accounts.nodes.items() if name in nodes},
             "groups": {name: [group.busy_s, group.calls, group.deaths] for name, group in accounts.groups.items()},
+            "lived_s": {
+                name: group.count * accounts.elapsed_s + group.more_s for name, group in accounts.groups.items()
+            },
         }
     state["calls"] = keep.calls()
     state["items"] = keep.items

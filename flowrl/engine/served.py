@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -71,15 +72,46 @@ class Served(GatherCursor):
 
     lockstep = False
 
-    def serve(self, servers: Mapping[ShardFeed, ActorState]) -> None:
-        """Says which server answers each shard's questions; called once."""
-        desks = {state: Desk(state) for state in servers.values()}
-        self._desks = {feed: desks[state] for feed, state in servers.items()}
-        self._of_server = desks
-        self._place = {feed: place for place, feed in enumerate(self.feeds)}
-        for state in desks:
-            self.run.watch(state, self)
+    def serve(self, servers: Mapping[str, Sequence[ActorState]]) -> None:
+        """Says whose servers answer the shards' questions, by the keys of their sources; called once.
+
+        Shard i of a source asks server i modulo their number.
+        """
+        self._servers = servers
+        self._of_server: dict[ActorState, Desk] = {}
+        self._desks: dict[ShardFeed, Desk] = {}
+        for feed in self.feeds:
+            self._seat(feed)
         self._send, self._pull = self._pull, self._turn
+
+    def _seat(self, feed: ShardFeed) -> None:
+        """Gives a shard its server."""
+        states = self._servers.get(feed.key)
+        if states is None:
+            return
+        state = states[feed.state.index % len(states)]
+        if state not in self._of_server:
+            self._of_server[state] = Desk(state)
+            self.run.watch(state, self)
+        self._desks[feed] = self._of_server[state]
+
+    def joined(self, feed: ShardFeed) -> None:
+        super().joined(feed)
+        self._seat(feed)
+
+    def stop_asking(self, states: Sequence[ActorState]) -> None:
+        super().stop_asking(states)
+        for feed in self.feeds:
+            if feed.state in states and feed in self._desks:
+                begun = [turn for turn in feed.calls if not isinstance(turn, Turn) or turn.begun]
+                feed.calls = deque(begun)
+
+    def leave(self, states: Sequence[ActorState]) -> tuple[int, int]:
+        for feed in [feed for feed in self._desks if feed.state in states]:
+            desk = self._desks.pop(feed)
+            for turn in [turn for turn in desk.open if turn.owner is feed]:
+                desk.leave(turn)
+        return super().leave(states)
 
     def _turn(
         self, state: ActorState, key: str, node: str, stats: NodeStats, feed: ShardFeed, arrived: Arrived
@@ -96,7 +128,7 @@ class Served(GatherCursor):
         """Pulls a shard, if somebody would answer its questions."""
         feed = turn.owner
         desk = self._desks[feed]
-        if turn.begun or feed.restarting or not desk.state.up or self.run.holding:
+        if turn.begun or feed.restarting or feed.state.leaving or not desk.state.up or self.run.holding:
             return
         turn.begun = True
         turn.call = self._send(feed.state, feed.key, self.name, self.stats, turn, self._arrived)
@@ -143,7 +175,8 @@ class Served(GatherCursor):
             return
         if self.lockstep and len(desk.waiting) < len(desk.open):
             return
-        turns = sorted(desk.waiting, key=lambda turn: self._place[turn.owner])
+        place = {feed: place for place, feed in enumerate(self.feeds)}
+        turns = sorted(desk.waiting, key=lambda turn: place[turn.owner])
         questions = [desk.waiting[turn] for turn in turns]
         desk.waiting.clear()
         names = tuple(turn.owner.handle.name for turn in turns)

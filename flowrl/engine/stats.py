@@ -34,13 +34,22 @@ class NodeStats:
 
 @dataclass(slots=True)
 class GroupStats:
-    """One actor group's figures: how many actors, how long they were busy together, calls answered, deaths, losses."""
+    """One actor group's figures: how many actors, how long they were busy together, calls answered, deaths.
+
+    more_s: the actors' time since the run began is count times the run's, and this, where the group was resized.
+    """
 
     count: int
     busy_s: float = 0.0
     calls: int = 0
     deaths: int = 0
     role: str = "asked"
+    more_s: float = 0.0
+
+    def use(self, elapsed_s: float) -> float:
+        """The share of its actors' time that it was busy, 0 to 1."""
+        lived_s = self.count * elapsed_s + self.more_s
+        return self.busy_s / lived_s if lived_s > 0 else 0.0
 
 
 class Accounts:
@@ -141,6 +150,13 @@ class Accounts:
         with self.lock:
             self.warnings[:] = [warning for warning in self.warnings if not warning.startswith(about)]
 
+    def resized(self, name: str, count: int) -> None:
+        """A group has another number of actors from now on."""
+        with self.lock:
+            group = self.groups[name]
+            group.more_s += (group.count - count) * self.elapsed_s
+            group.count = count
+
     def merge(self, deltas: Sequence[Delta]) -> None:
         """Metrics that were recorded on the driver, or came with an answer; each is to be merged exactly once."""
         with self.lock:
@@ -168,8 +184,7 @@ class Stats:
 
     def utilization(self, group: str) -> float:
         """The share of its actors' time that a group was busy, 0 to 1."""
-        stats = self.groups[group]
-        return stats.busy_s / (stats.count * self.elapsed_s) if self.elapsed_s > 0 else 0.0
+        return self.groups[group].use(self.elapsed_s)
 
     def __str__(self) -> str:
         head = ("node", "items", "steps", "busy s", "waiting s", "blocked s", "messages", "bytes")
@@ -222,7 +237,7 @@ def _snapshot(accounts: Accounts, now: float, lost: int, driver_busy_s: float) -
 
 
 def _verdict(accounts: Accounts, elapsed: float, driver_busy_s: float) -> str:
-    use: dict[str, float] = {name: g.busy_s / (g.count * elapsed) for name, g in accounts.groups.items()}
+    use: dict[str, float] = {name: group.use(elapsed) for name, group in accounts.groups.items()}
     driver = driver_busy_s / elapsed
     blocked = {name: stats.blocked_s / elapsed for name, stats in accounts.nodes.items() if stats.blocked_s > 0}
     if not any(group.calls for group in accounts.groups.values()) and not any(n.items for n in accounts.nodes.values()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from flowrl.engine.calls import ActorState
 from flowrl.engine.cursors import END, PENDING, Item, Signal
 from flowrl.engine.gathers import ShardFeed, SyncGatherCursor
 from flowrl.failures import FailurePolicy
@@ -28,28 +29,24 @@ class TimedSyncGatherCursor(SyncGatherCursor):
 
     def pull(self) -> Item | Signal:
         while not self._round:
-            if self.closed or all(feed.ended and not feed.items for feed in self.feeds):
+            if self.closed or self._all_given():
                 self._merge_noted()
                 self.closed = True
                 return END
             if not self._asked:
                 self._begin_round()
-            missing = [feed for feed in self.feeds if not feed.items and not feed.ended]
+            missing = [feed for feed in self.feeds if not feed.items and not feed.ended and not feed.joins]
             if missing:
                 if not self._over(missing):
                     return PENDING
                 self._go_on_without(missing)
-            self._asked = False
-            self._merge_noted()
-            self._round.extend(feed for feed in self.feeds if feed.items)
+            self._whole()
         return self.out(self._round.popleft().items.popleft())
 
     def _begin_round(self) -> None:
-        self._asked = True
         self._due = self.run.backend.now() + self.patience.timeout_s
         self._wake()
-        for feed in self.feeds:
-            self._ask_if_missing(feed)
+        super()._begin_round()
 
     def _wake(self) -> None:
         if not self._timer:
@@ -62,7 +59,7 @@ class TimedSyncGatherCursor(SyncGatherCursor):
             self._wake()
 
     def _over(self, missing: Sequence[ShardFeed]) -> bool:
-        living = sum(not feed.ended or bool(feed.items) for feed in self.feeds)
+        living = sum(bool(feed.items) or not (feed.ended or feed.joins) for feed in self.feeds)
         here = living - len(missing)
         return self.run.backend.now() >= self._due and here >= max(1, min(self.patience.min_shards, living))
 
@@ -82,6 +79,10 @@ class TimedSyncGatherCursor(SyncGatherCursor):
                 self.run.moved += 1
         if self._asked:
             super().came(feed, new)
+
+    def leave(self, states: Sequence[ActorState]) -> tuple[int, int]:
+        self._late -= {feed for feed in self.feeds if feed.state in states}
+        return super().leave(states)
 
     def died(self, state: Any, reason: str) -> None:
         self._late -= {feed for feed in self.feeds if feed.state is state}

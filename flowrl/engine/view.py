@@ -50,7 +50,7 @@ class NodeView:
     def bound(self, handles: tuple[ActorHandle[Any], ...]) -> tuple[ActorHandle[Any], ...]:
         """The same actors, messaged in this node's name."""
         engine = self.engine
-        return tuple(engine.handle(engine.states[h.group][h.index], self.node, held=True) for h in handles)
+        return tuple(engine.handle(engine.known(h), self.node, held=True) for h in handles)
 
     def published(self, learner: ActorHandle[Any] | ActorGroup[Any]) -> tuple[int, Ref[Any]] | None:
         """The newest weights that an actor, or any of a group, published."""

@@ -26,21 +26,21 @@ class MultiAgentCartPole:
             raise ValueError(f"agents must be at least one name, none twice, got {agents!r}")
         self.possible_agents = list(names)
         self.agents: list[str] = []
-        self._poles = {name: gymnasium.make(self.env_id) for name in names}
+        self.poles = {name: gymnasium.make(self.env_id) for name in names}
 
     def observation_space(self, agent: str) -> Any:
         """A pole's: Box (4,) of a cart-pole, (3,) of a pendulum."""
-        return self._poles[agent].observation_space
+        return self.poles[agent].observation_space
 
     def action_space(self, agent: str) -> Any:
         """A pole's: Discrete(2) of a cart-pole, Box (1,) of a pendulum."""
-        return self._poles[agent].action_space
+        return self.poles[agent].action_space
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         """Every pole upright again; with a seed, each from one of its own."""
         self.agents = list(self.possible_agents)
         first = {
-            agent: self._poles[agent].reset(seed=None if seed is None else seed + i)
+            agent: self.poles[agent].reset(seed=None if seed is None else seed + i)
             for i, agent in enumerate(self.agents)
         }
         return {agent: obs for agent, (obs, _) in first.items()}, {agent: info for agent, (_, info) in first.items()}
@@ -53,7 +53,7 @@ class MultiAgentCartPole:
         truncated: dict[str, bool] = {}
         infos: dict[str, Any] = {}
         for agent in self.agents:
-            obs[agent], reward, terminated[agent], truncated[agent], infos[agent] = self._poles[agent].step(
+            obs[agent], reward, terminated[agent], truncated[agent], infos[agent] = self.poles[agent].step(
                 actions[agent]
             )
             rewards[agent] = float(reward)
@@ -62,7 +62,7 @@ class MultiAgentCartPole:
 
     def close(self) -> None:
         """Closes the poles."""
-        for pole in self._poles.values():
+        for pole in self.poles.values():
             pole.close()
 
 

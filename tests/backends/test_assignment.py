@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from flowrl.backends.assignment import Assignment, NoNode
 from flowrl.backends.placement import Placement
 from flowrl.backends.protocol import GroupPlan
+from flowrl.errors import StartError
 
 NODES = {node: {"CPU": 4.0} for node in "abc"}
 
@@ -119,3 +120,37 @@ def test_no_node_gets_more_than_it_has(sizes: list[int], count: int, strategy: s
         assert len(found) == enough
     else:  # nobody has two more than another that had room
         assert all(found[a] <= found[b] + 1 for a in found for b in nodes if found[b] < nodes[b]["CPU"])
+
+
+def resized(place: dict[str, Any], before: list[GroupPlan], now: GroupPlan, free: Any) -> list[Any]:
+    """The nodes of a group that had another number of actors."""
+    made, _ = assigned(place, *before)
+    first = made.count(now.name)
+    again = made.resized(now)
+    again.seat(now.name, first, free)
+    assert [again.node_of((now.name, i)) for i in range(min(first, now.count))] == [
+        made.node_of((now.name, i)) for i in range(min(first, now.count))
+    ]
+    return [again.node_of((now.name, i)) for i in range(now.count)]
+
+
+def test_who_is_new_in_a_group_is_placed_as_the_others_were() -> None:
+    two, four = GroupPlan("g", 2, 1, 0), GroupPlan("g", 4, 1, 0)
+    left = {"a": {"CPU": 3.0}, "b": {"CPU": 3.0}, "c": {"CPU": 4.0}}
+    assert resized({"g": {"strategy": "SPREAD"}}, [two], four, left) == list("abca")
+    assert resized({"g": {"strategy": "PACK"}}, [two], four, {"a": {"CPU": 1.0}, "b": {"CPU": 3.0}}) == list("aaab")
+    assert resized({}, [two], four, left) == [None] * 4
+    assert resized({"g": {"strategy": "SPREAD"}}, [four], two, left) == list("ab")
+    with pytest.raises(NoNode, match=r"no node has room for g\[3\] \(CPU: 1 needed"):
+        resized({"g": {"strategy": "PACK"}}, [two], four, {"a": {"CPU": 1.0}})
+
+
+def test_who_is_new_follows_whom_its_group_follows() -> None:
+    place = {"workers": {"colocate": "learner"}}
+    plans = [GroupPlan("learner", 1, 1, 0), GroupPlan("workers", 1, 1, 0)]
+    more = GroupPlan("workers", 3, 1, 0)
+    assert resized(place, plans, more, {"a": {"CPU": 2.0}, "b": {"CPU": 4.0}}) == list("aaa")
+    with pytest.raises(NoNode, match=r"no node has room for workers\[2\]"):
+        resized(place, plans, more, {"a": {"CPU": 1.0}, "b": {"CPU": 4.0}})
+    with pytest.raises(StartError, match="workers shares the nodes of learner, so learner cannot be resized"):
+        resized(place, plans, GroupPlan("learner", 2, 1, 0), {"a": {"CPU": 2.0}})

@@ -204,32 +204,3 @@ with flowrl.run(fast, flowrl.Ray("local")) as run:  # our own Ray, which nobody 
     print(next(run))
 """
     assert script(code).splitlines() == ["1 True", "True True", "1 1", "True", "1"]
-
-
-@pytest.mark.ray
-def test_colocation_and_spreading_over_nodes() -> None:
-    """Two nodes, emulated: spread workers are on both, the replay is where the learner is."""
-    code = """
-from ray.cluster_utils import Cluster
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-cluster.add_node(num_cpus=2, resources={"far": 1})
-import ray, flowrl
-class W:
-    def sample(self): return ray.get_runtime_context().get_node_id()
-def flow(x, ctx):
-    return {name: {h.ask("sample").result() for h in handles} for name, handles in ctx.groups.items()}
-learner = flowrl.actor(W, name="learner", resources={"far": 1})
-def nodes(x, ctx):
-    ctx.actors(learner)
-    return flow(x, ctx)
-g = flowrl.from_actors(flowrl.actors(W, count=2, name="replay"), "sample").union(
-    flowrl.from_actors(flowrl.actors(W, count=4, name="workers", cpus=0.5), "sample")).gather_sync().for_each(nodes)
-place = {"replay": dict(colocate="learner"), "workers": dict(strategy="SPREAD")}
-with flowrl.run(g, flowrl.Ray(cluster.address, place=place)) as run:
-    found = next(run)
-    print(found["replay"] == found["learner"], len(found["workers"]))
-print(ray.is_initialized())
-ray.shutdown()
-cluster.shutdown()
-"""
-    assert script(code).splitlines() == ["True 2", "True"]

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 from flowrl import CheckpointError
 from flowrl.checkpoint import CheckpointWriter, Pickled, file_name, read_manifest, read_state, write_state
+from flowrl.checkpoint.storage import folder
 from tests.checkpoint.states import STATES, same
 
 
@@ -113,6 +114,18 @@ def test_a_checkpoint_is_written_read_and_replaced(tmp_path: Path, scheme: str) 
         assert read_state(directory, "workers[0]", manifest["actors"]["workers"][0]) == {"step": (step,)}
     if not scheme:
         assert [each.name for each in tmp_path.iterdir()] == ["checkpoint"]
+
+
+def test_a_url_that_went_through_pathlib_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fsspec")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="is what pathlib makes of a URL: give it as a string, s3://bucket/run"):
+        CheckpointWriter(Path("s3://bucket/run"))
+    assert not list(tmp_path.iterdir())
+    for plain in ("c:/run", "no-scheme:/run", "s3:"):
+        assert str(folder(plain)) == plain
+    (tmp_path / "s3:").mkdir()
+    assert str(folder("s3:/run")) == "s3:/run"  # there is such a directory here
 
 
 def test_file_urls_are_directories(tmp_path: Path) -> None:

@@ -186,6 +186,22 @@ def test_lists_keep_their_shards(tmp_path: Path) -> None:
         run(from_items(list(range(20)), num_shards=3).gather_sync(), Local(), resume=tmp_path / "saved")
 
 
+def test_a_run_lies_wherever_fsspec_reaches(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    flow = drawn(2)
+    where = f"memory://{tmp_path}/saved"
+    with run(flow, Local(), seed=4) as r:
+        r.step(5)
+        saved = r.save(where)
+        assert saved == where  # a URL as it was given, a path as a Path
+        assert r.save(str(tmp_path / "here")) == tmp_path / "here"
+        rest = r.step(7)
+    with run(flow, Local(), resume=saved, trust_pickles=True) as again:
+        assert again.step(7) == rest
+        assert again.save(saved) == saved  # in place of itself
+    assert not list(Path().glob("memory:*"))
+
+
 def test_no_checkpoint_is_said_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no checkpoint in"):
         run(drawn(), Local(), resume=tmp_path / "nothing")

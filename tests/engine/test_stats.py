@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
 from time import perf_counter, process_time
 from typing import Any
 
@@ -63,6 +64,24 @@ def test_the_figures_of_a_small_run(backend: Backend) -> None:
         words = ("node", "waiting s", "gather_sync", "sleepers: 2 actor(s), busy", "6 calls", "lost calls: 0")
         assert all(word in text for word in (*words, stats.verdict))
         assert len({len(line) for line in text.splitlines()[:5]}) == 1  # columns stand below each other
+
+
+def test_in_one_process_an_actor_that_is_asked_is_not_the_driver(local: Backend) -> None:
+    sleeper = flowrl.actor(Sleeper, 0.0, 0.03, name="sleeper")
+
+    @dataclass
+    class Asks(flowrl.AskOperator[int, int]):
+        sleeper: flowrl.ActorGroup[Sleeper]
+
+        def ask(self, value: flowrl.Ref[int], ctx: flowrl.Context) -> Any:
+            return ctx.actors(self.sleeper)[0].ask("sample")
+
+    with flowrl.run(flowrl.from_items(range(5), num_shards=1).gather_sync().for_each(Asks(sleeper)), local) as run:
+        run.step(5)
+        stats = run.stats()
+    assert stats.groups["sleeper"].busy_s >= 0.15
+    assert stats.driver_busy_s < 0.1
+    assert stats.verdict.startswith("limited by sleeper (busy ")
 
 
 class Clock:

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 import flowrl
 from flowrl import Flow, ParallelFlow
 from flowrl.errors import GraphError
+from flowrl.operators import Union
 from flowrl.testing import Virtual
+from tests.engine.shards import Counter as Counter_
 from tests.engine.shards import Echo, counters
 
 SHARDS, SLOWER = 4, 10.0
@@ -170,6 +172,48 @@ def test_without_anybody_late_it_is_the_plain_gather():
     patient, stats = rounds_of(shards().gather_sync(timeout_s=5), Virtual(takes([1.0] * SHARDS)), 20)
     assert plain == patient
     assert not any(name.startswith("late") for name in stats.metrics.get("gather_sync", {}))
+
+
+class Remembering(Counter_):
+    """Goes on behind what it has given."""
+
+    def get_state(self) -> dict[str, Any]:
+        return {"step": self.step}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+
+
+@pytest.mark.parametrize("late", ["keep", "drop"])
+def test_who_is_late_is_still_late_after_a_resume(late, tmp_path):
+    def flow() -> Flow[Any]:
+        group = flowrl.actors(Remembering, count=SHARDS, name="workers")
+        return flowrl.from_actors(group, "next_item").gather_sync(timeout_s=2.0, late=late)
+
+    with flowrl.run(flow(), Virtual(hiccup(1, (1,), 5.0)), seed=0) as run:
+        assert run.step(7)[4:] == [(0, 2), (2, 2), (3, 2)]
+        assert run.stats().metrics["gather_sync"]["late workers[1]"] == 1
+        saved = run.save(tmp_path / "saved")
+        expected, before = run.step(12), run.stats().metrics
+    assert expected[:4] == [(0, 3), (1, 2 if late == "keep" else 3), (2, 3), (3, 3)]
+    with flowrl.run(flow(), Virtual(takes([1.0] * SHARDS)), resume=saved) as again:
+        assert again.step(12) == expected
+        assert again.stats().metrics == before
+
+
+def test_a_round_under_way_has_as_long_left_after_a_resume(tmp_path):
+    def flow() -> Flow[Any]:
+        group = flowrl.actors(Remembering, count=2, name="workers")
+        timed = flowrl.from_actors(group, "next_item").gather_sync(timeout_s=10.0)
+        return Union([timed, flowrl.from_iterable(lambda: range(100))], mode="async")
+
+    with flowrl.run(flow(), Virtual(takes([1.0, 1.0])), seed=0) as run:
+        while isinstance(next(run), tuple):  # up to a number: a round may be under way
+            pass
+        saved = run.save(tmp_path / "saved")
+        rest = [item for item in run.step(20) if isinstance(item, tuple)]
+    with flowrl.run(flow(), Virtual(takes([1.0, 1.0])), resume=saved) as again:
+        assert [item for item in again.step(20) if isinstance(item, tuple)] == rest
 
 
 def test_explain_says_that_timing_matters():
