@@ -50,6 +50,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(or $(PYTHON),false) -c '$(NEW_ENOUGH)' || \
 		{ echo "flowrl needs Python >= 3.11; name one with: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV): some minutes, for torch and Ray are large"
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowrl import ActorGroup, ParallelFlow, actor, rl
-from flowrl.algorithms.collecting import CollectingConfig
+from flowrl.algorithms.collecting import CollectingConfig, check_head
 from flowrl.numbers import check_fields
 from flowrl.operators import AddAdvantages, ComputeGradients, ParallelRollouts
 from flowrl.rl.gradient_batch import Gradients
@@ -36,6 +36,7 @@ class ActorCriticConfig(CollectingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_head(self.policy, "actor_critic")
         check_fields(
             self,
             whole=() if self.microbatch is None else ("microbatch",),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowrl import ActorGroup, Aggregator, Batch, Flow, actors
-from flowrl.algorithms.collecting import CollectingConfig, kept, workers_of
+from flowrl.algorithms.collecting import CollectingConfig, check_head, kept, workers_of
 from flowrl.numbers import check_fields, check_whole
 from flowrl.operators import ConcatBatches, MixInReplay, ParallelRollouts, SendWeights, TrainOneStep
 from flowrl.operators.training import TrainInfo
@@ -66,6 +66,7 @@ class AsynchronousConfig(CollectingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_head(self.policy, "actor_critic")
         sizes = [name for name in ("minibatch", "microbatch") if getattr(self, name) is not None]
         check_fields(
             self,

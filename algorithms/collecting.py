@@ -119,3 +119,13 @@ def evaluated(trained: Flow[T], cfg: CollectingConfig, learner: ActorGroup[Any])
     )  # fmt: skip
     every = EvaluateEvery(evaluators, learner, env_steps=cfg.evaluate_every_env_steps, episodes=cfg.evaluate_episodes)
     return trained.for_each(every)
+
+
+def check_head(policy: rl.PolicySpec, head: str) -> None:
+    """Nothing, if a policy has the head that an algorithm trains.
+
+    Raises:
+        ValueError: it has another.
+    """
+    if policy.head != head:
+        raise ValueError(f"policy must be PolicySpec(head={head!r}, ...), got head={policy.head!r}")

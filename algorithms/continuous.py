@@ -109,13 +109,3 @@ def learn(
         return Union([stored, sent], mode="async", emit=[sent])
 
     return tail
-
-
-def check_head(policy: rl.PolicySpec, head: str) -> None:
-    """Nothing, if a policy has the head that an algorithm trains.
-
-    Raises:
-        ValueError: it has another.
-    """
-    if policy.head != head:
-        raise ValueError(f"policy must be PolicySpec(head={head!r}, ...), got head={policy.head!r}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from flowrl import Flow, actor, rl
-from flowrl.algorithms.continuous import ContinuousConfig, check_head, graph_of, learn
+from flowrl.algorithms.collecting import check_head
+from flowrl.algorithms.continuous import ContinuousConfig, graph_of, learn
 from flowrl.operators import Summary
 from flowrl.rl.schedules import Linear, Rate
 

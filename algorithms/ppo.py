@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowrl import ActorGroup, Batch, Flow, actor, rl
-from flowrl.algorithms.collecting import CollectingConfig, evaluated, kept, workers_of
+from flowrl.algorithms.collecting import CollectingConfig, check_head, evaluated, kept, workers_of
 from flowrl.numbers import check_fields
 from flowrl.operators import (
     AddAdvantages,
@@ -62,6 +62,7 @@ class PPOConfig(CollectingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_head(self.policy, "actor_critic")
         check_fields(
             self,
             whole=("batch_steps", "epochs", "minibatch", *(() if self.microbatch is None else ("microbatch",))),

@@ -222,6 +222,7 @@ def _train(name: str, args: Sequence[str]) -> int:
 
     config, options = _flags("train", name, TrainOptions, args)
     _check_options(options)
+    checkpoint_every = _checkpoints(options)
     check_env(config)
     _claim(options.out)
     if options.seed is None:
@@ -235,7 +236,7 @@ def _train(name: str, args: Sequence[str]) -> int:
             backend = started_ray(getattr(config, "num_workers", 1))
         shown.result()
     how = {"total_steps": options.total_steps, "stop_return": options.stop_return, "out": options.out}
-    return watched(config, {**how, "seed": options.seed, "checkpoint_every": _checkpoints(options)}, backend)
+    return watched(config, {**how, "seed": options.seed, "checkpoint_every": checkpoint_every}, backend)
 
 
 def _checkpoints(options: TrainOptions) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import flowrl
 from flowrl.errors import text_of
-from flowrl.watched import SOLVED_OR_FINISHED, UsageError, check_env, started_ray, watched
+from flowrl.watched import SOLVED_OR_FINISHED, UsageError, check_env, is_usage, started_ray, watched
 
 
 def resume(args: Sequence[str]) -> int:
@@ -44,6 +44,8 @@ def evaluate(args: Sequence[str]) -> int:
 
     directory, rest = _directory("eval", args)
     options = parse_options(EvalOptions, rest, "flowrl eval DIR", "Plays whole episodes with a saved policy.")
+    if options.episodes < 1:
+        raise UsageError(f"--episodes must be at least 1, got {options.episodes}")
     try:
         found = evaluate_saved(
             directory, episodes=options.episodes, policy=options.policy, env=options.env, seed=options.seed,
@@ -51,6 +53,10 @@ def evaluate(args: Sequence[str]) -> int:
         )  # fmt: skip
     except (flowrl.CheckpointError, FileNotFoundError, LookupError) as error:
         raise UsageError(text_of(error)) from error
+    except Exception as error:
+        if is_usage(error, options.env):
+            raise UsageError(text_of(error)) from error
+        raise
     print(found)
     for name, of_policy in found.policies.items():
         print(f"{name}: {of_policy}")

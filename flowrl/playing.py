@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,28 @@ def evaluate_saved(
     played = config.env if env is None else env
     evaluator = rl.Evaluator(played, loaded.spec, num_envs=min(4, episodes), seed=seed, **more)
     weights = loaded.acting_weights()
-    return evaluator.evaluate(episodes, deterministic=deterministic, weights=weights).payload
+    try:
+        return evaluator.evaluate(episodes, deterministic=deterministic, weights=weights).payload
+    except ValueError:
+        _check_plays(path, loaded.spaces, played, more)
+        raise
+
+
+def _check_plays(path: str | os.PathLike[str], own: Any, env: Any, more: Mapping[str, Any]) -> None:
+    """Refuses an environment whose spaces are not those of the policy."""
+    from flowrl.rl.envs import env_spaces
+
+    options = {"options": more["env_options"]} if "env_options" in more else {}
+    its = env_spaces(env, more.get("env_kwargs"), **options)
+    if (_form(its.observation), _form(its.action)) != (_form(own.observation), _form(own.action)):
+        raise CheckpointError(
+            f"the policy in {path} observes {own.observation} and acts in {own.action}, but environment {env!r} has "
+            f"{its.observation} and {its.action}; name one that it can play (env=, --env)"
+        )
+
+
+def _form(space: Any) -> tuple[Any, ...]:
+    return type(space), space.shape, getattr(space, "n", None)
 
 
 def _config(path: str | os.PathLike[str], trust_names: bool, env: Any) -> Any:

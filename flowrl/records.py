@@ -51,7 +51,9 @@ def check_unused(folder: Path) -> None:
         raise NotADirectoryError(f"{folder} is a file; choose a directory for out")
     for name in (LINES, TABLE, RUN, POLICY, POLICIES):
         if os.path.lexists(folder / name):  # a link to nowhere, too
-            raise FileExistsError(f"{folder} holds {name} of another run; choose another directory for out")
+            begun = folder / "checkpoints"
+            remedy = f", or go on with that run: flowrl resume {folder}" if begun.is_dir() else ""
+            raise FileExistsError(f"{folder} holds {name} of another run; choose another directory for out{remedy}")
 
 
 def claim(folder: Path, *, going_on: bool = False) -> None:

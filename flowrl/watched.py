@@ -33,12 +33,13 @@ def check_env(config: Any) -> None:
         else:
             envs.env_spaces(config.env, getattr(config, "env_kwargs", None))
     except Exception as error:
-        if _is_usage(error, config.env):
+        if is_usage(error, config.env):
             raise UsageError(text_of(error)) from error
         raise
 
 
-def _is_usage(error: Exception, env: Any) -> bool:
+def is_usage(error: Exception, env: Any) -> bool:
+    """Whether what was named as the environment is at fault, and not a program."""
     envs, spaces = import_module("flowrl.rl.envs"), import_module("flowrl.rl.spaces")
     if isinstance(error, envs.UnknownEnvironment | spaces.UnsupportedSpace):
         return True
@@ -90,11 +91,12 @@ def watched(config: Any, how: Mapping[str, Any], backend: Any) -> int:
 
 
 def _trained(config: Any, how: Mapping[str, Any], screen: Any) -> TrainResult:
+    from flowrl.rl.unsupported import UnsupportedSpace
     from flowrl.training import train
 
     try:
         return train(config, **how, progress=False)
-    except (flowrl.StartError, flowrl.GraphError, flowrl.CheckpointError) as error:
-        raise UsageError(text_of(error)) from error
+    except (flowrl.StartError, flowrl.GraphError, flowrl.CheckpointError, UnsupportedSpace) as error:
+        raise UsageError(text_of(error)) from error  # the last: the environment's actions are none for this algorithm
     finally:
         screen.close()

@@ -12,7 +12,7 @@ import numpy as np
 
 from flowrl.batch import Batch, MultiAgentBatch
 from flowrl.failures import FailurePolicy, Restart
-from flowrl.handles import ActorGroup, ActorHandle, Pending
+from flowrl.handles import ActorGroup, ActorHandle, Pending, check_group
 from flowrl.numbers import check_whole
 from flowrl.operator import AskOperator, Context, Kept, Operator
 from flowrl.operators.staleness import Staleness, Told
@@ -179,6 +179,7 @@ class ApplyGradients(AskOperator[Gradients, TrainInfo]):
 
     def __post_init__(self) -> None:
         check_whole("in_flight", self.in_flight)
+        check_group("ApplyGradients", "Learner", self.learner, "apply_gradients")
         check_one_learner("ApplyGradients", self.learner)
         check_keeping("ApplyGradients", self.learner, self.on_failure, self.snapshot_every)
         check_timeout("ApplyGradients", self.learner, self.timeout_s)

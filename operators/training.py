@@ -11,7 +11,7 @@ from typing import Any
 from flowrl.batch import Batch
 from flowrl.errors import ActorDied
 from flowrl.failures import FailurePolicy, Ignore, Raise, Restart
-from flowrl.handles import ActorGroup, ActorHandle, Pending
+from flowrl.handles import ActorGroup, ActorHandle, Pending, check_group
 from flowrl.numbers import check_fields, check_finite, check_whole
 from flowrl.operator import AskOperator, Context, Kept
 from flowrl.operators.in_step import TrainingGroup
@@ -102,6 +102,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
     snapshot_every: int | None = None
 
     def __post_init__(self) -> None:
+        check_group("TrainOneStep", "Learner", self.learner, "train" if _is_one(self.learner) else "train_in_step")
         for name in ("epochs", "in_flight", "minibatch", "microbatch"):
             value = getattr(self, name)
             if name in ("minibatch", "microbatch") and value is None:
@@ -274,6 +275,10 @@ def check_one_learner(node: str, learner: ActorGroup[Any]) -> None:
     """
     if learner.count != 1:
         raise ValueError(f"{node} trains one learner, group {learner.name!r} has {learner.count}")
+
+
+def _is_one(learner: Any) -> bool:
+    return not isinstance(learner, ActorGroup) or learner.count == 1
 
 
 def losses_of(learner: ActorGroup[Any]) -> list[Any]:

@@ -25,7 +25,7 @@ def Union(  # noqa: N802  (reads as an operator)
     still run, for what they do on the way. The union ends when every flow in `emit` has ended. In round_robin a flow
     that waits for an answer keeps its turn; one that a bound blocks, or that has ended, passes it.
     """
-    flows = list(flows)
+    flows = _listed("flows", flows)
     if not flows:
         raise GraphError("Union needs at least one flow, got none")
     for flow in flows:
@@ -52,10 +52,17 @@ def Union(  # noqa: N802  (reads as an operator)
     )
 
 
+def _listed(name: str, flows: Sequence[Flow[Any]]) -> list[Flow[Any]]:
+    """The flows; one by itself is refused before it is iterated, for that would run it."""
+    if isinstance(flows, Flow | ParallelFlow):
+        raise GraphError(f"{name} must be a list of flows, got one {type(flows).__name__}: write [flow], or [a, b]")
+    return list(flows)
+
+
 def _emitting(flows: Sequence[Flow[Any]], emit: Sequence[Flow[Any]] | None) -> tuple[bool, ...]:
     if emit is None:
         return (True,) * len(flows)
-    wanted = {id(flow.node) for flow in emit}
+    wanted = {id(flow.node) for flow in _listed("emit", emit)}
     if not wanted:
         raise GraphError("emit must name at least one of the flows, got none")
     if not wanted <= {id(flow.node) for flow in flows}:

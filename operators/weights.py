@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
-from flowrl.handles import ActorGroup, ActorHandle
+from flowrl.errors import GraphError
+from flowrl.handles import ActorGroup, ActorHandle, check_group
 from flowrl.numbers import check_whole
 from flowrl.operator import Context, Operator
 
@@ -34,8 +36,11 @@ class SendWeights(Operator[Any, Any]):
     every_updates: int | None = None
 
     def __post_init__(self) -> None:
+        _check_publishes(self.learner)
         if not isinstance(self.to, ActorGroup) and self.to != "origin":
             raise ValueError(f"to must be a group of actors or 'origin', got {self.to!r}")
+        if isinstance(self.to, ActorGroup):
+            check_group("SendWeights", "RolloutWorker", self.to, "set_weights")
         for name in ("every_env_steps", "every_updates"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name))
@@ -73,3 +78,15 @@ class SendWeights(Operator[Any, Any]):
             policy = self.learner.kwargs.get("policy_id") if self.policy is None else self.policy
             extra = {} if policy is None else {"policy": policy}
             handle.tell("set_weights", weights, version, **extra)
+
+
+def _check_publishes(learner: Any) -> None:
+    """Refuses workers in the learner's place, whose weights would never come: they sample, and nothing trains them."""
+    if not isinstance(learner, ActorGroup):
+        raise GraphError(f"SendWeights needs a group made by flowrl.actor(Learner, ...), got {learner!r}")
+    has = partial(hasattr, learner.actor_class)
+    if has("sample") and not (has("train") or has("train_in_step") or has("apply_gradients")):
+        raise GraphError(
+            f"SendWeights: {learner.actor_class.__name__} (group {learner.name!r}) samples and publishes no weights; "
+            "the learner comes first: SendWeights(learner, to=workers)"
+        )

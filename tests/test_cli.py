@@ -205,6 +205,11 @@ def test_graph_options_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture
         ("train ppo --stop-return nan", "--stop-return must be a finite number, got nan"),
         ("train ppo --total-steps 9 --out README.md/x", "README.md/x cannot be written (Not a directory)"),
         ("train ppo --total-steps 9 --out /proc/x", "--out: /proc/x cannot be written"),
+        ("train ppo --total-steps 9 --checkpoint-every 9", "--checkpoint-every needs --out DIR, or --checkpoint-dir"),
+        (
+            "train ppo --total-steps 9 --out x --checkpoint-every 9pc",
+            "a time such as '90s', '10min' or '2h', got '9pc'",
+        ),
     ],
 )
 def test_bad_usage_is_one_line(args: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -281,6 +286,23 @@ def test_an_exception_of_the_environment_is_a_traceback_with_its_note(capsys: py
     assert "TwoArgumentsError: ('the arm is stuck', 2)" in said
     assert "in worker 0 of 2, environment 'tests.rl.counting_envs:Faulty'" in said
     assert "counting_envs.py" in said
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        (
+            "dqn --env Pendulum-v1",
+            "(PolicySpec(head='q') has a value an action; or use SAC or PPO); supported are Discrete. ",
+        ),
+        ("td3 --env CartPole-v1", "is for Box actions; or use DQN, SAC or PPO); supported are Box of floats. "),
+    ],
+)
+def test_actions_of_another_algorithm_are_one_line(args: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *args.split(), "--backend", "local", "--total-steps", "9"]) == BAD_USAGE
+    said = capsys.readouterr().err
+    assert problem in said
+    assert said.count("\n") == 1
 
 
 def test_an_environment_that_cannot_be_made_fails_before_any_actor(capsys: pytest.CaptureFixture[str]) -> None:

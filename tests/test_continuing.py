@@ -297,6 +297,15 @@ def test_resume_and_eval_from_the_command_line(
     for place in (out, checkpoint_at(out), out / "policy"):
         assert main(["eval", str(place), "--episodes", "3", "--env", ENV]) == 0
         assert capsys.readouterr().out.startswith("Evaluation(return 6 ± 0 (95%) over 3 episodes")
+    for args, problem in (
+        ("--episodes 0", "--episodes must be at least 1, got 0"),
+        ("--env CartPol-v1", "did you mean 'CartPole-v1'"),
+        ("--env Pendulum-v1", "but environment 'Pendulum-v1' has Box("),
+    ):
+        assert main(["eval", str(out / "policy"), *args.split()]) == BAD_USAGE
+        said = capsys.readouterr().err
+        assert problem in said
+        assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -304,7 +313,7 @@ def test_resume_and_eval_from_the_command_line(
     [
         (["resume"], "resume needs a directory before its flags"),
         (["eval", "--episodes", "3"], "eval needs a directory before its flags"),
-        (["resume", "NOWHERE"], "there is no checkpoint in NOWHERE"),
+        (["resume", "NOWHERE"], "leaves some there with checkpoint_every= (--checkpoint-every)"),
         (["eval", "NOWHERE"], "no saved policy in NOWHERE"),
     ],
 )

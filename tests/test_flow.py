@@ -63,6 +63,8 @@ def test_a_parallel_flow_is_not_iterable_and_names_the_gathers():
         (lambda f: Union([f, f]), "got one flow twice"),
         (lambda f: Union([f, numbers()]), "gather the ParallelFlow first"),
         (lambda f: Union([f, 3]), "Union joins flows, got int"),
+        (lambda f: Union(f), "flows must be a list of flows, got one Flow: write "),
+        (lambda f: Union([f], emit=f), "emit must be a list of flows, got one Flow: write "),
         (lambda f: Union([f], mode="fair"), "mode must be 'round_robin' or 'async', got 'fair'"),
         (lambda f: Union([f], weights=[0]), "weights must be 1 whole numbers of at least 1"),
         (lambda f: Union([f], weights=[True]), "weights must be 1 whole numbers of at least 1"),

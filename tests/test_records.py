@@ -88,6 +88,9 @@ def test_records_of_another_run_are_kept(tmp_path: Path, name: str) -> None:
     with pytest.raises(FileExistsError, match=f"holds {name} of another run; choose another directory for out"):
         RecordFiles(tmp_path)
     assert (tmp_path / name).read_text() == "precious"
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(FileExistsError, match=f"directory for out, or go on with that run: flowrl resume {tmp_path}$"):
+        RecordFiles(tmp_path)
 
 
 def test_the_settings_are_written_with_the_first_summary(tmp_path: Path) -> None:

@@ -176,7 +176,8 @@ def checkpoint_at(path: Where) -> str:
         if any(STEP.fullmatch(name) for name in series.names()):
             return newest(str(series))
     raise CheckpointError(
-        f"there is no checkpoint in {where}: it has no {MANIFEST}, and no step-… (nor has {where.below(BELOW)})"
+        f"there is no checkpoint in {where}: it has no {MANIFEST}, and no step-… (nor has {where.below(BELOW)}); "
+        "a training leaves some there with checkpoint_every= (--checkpoint-every)"
     )
 
 

@@ -86,7 +86,10 @@ def check_weights(flat: Floats, size: int) -> None:
         ValueError: names both lengths, or says how many numbers are not finite.
     """
     if np.shape(flat) != (size,):
-        raise ValueError(f"this policy has {size:,} weights in one flat vector, got an array of shape {np.shape(flat)}")
+        raise ValueError(
+            f"this policy has {size:,} weights in one flat vector, got an array of shape {np.shape(flat)}; give the "
+            "workers and the learner the same PolicySpec"
+        )
     if not np.isfinite(flat).all():
         bad = int(np.count_nonzero(~np.isfinite(flat)))
         raise ValueError(f"{bad:,} of {size:,} weights are not finite; the update that made them has diverged")

@@ -55,8 +55,9 @@ class ActionLayout:
         if soft and isinstance(space, Discrete):
             return ActionLayout.of(space, where=where)
         if not isinstance(space, Box):
-            kinds = "Box and Discrete actions" if soft else "Box actions"
-            raise UnsupportedSpace.of("action", space, where, f"PolicySpec(head={spec.head!r}) is for {kinds}")
+            kinds, other = ("Box and Discrete", "PPO") if soft else ("Box", "DQN, SAC or PPO")
+            hint = f"PolicySpec(head={spec.head!r}) is for {kinds} actions; or use {other}"
+            raise UnsupportedSpace.of("action", space, where, hint, supported=kinds.replace("Box", "Box of floats"))
         layout = _box(space, True, where, f"head={spec.head!r}")
         if soft:
             return layout
@@ -73,7 +74,9 @@ class ActionLayout:
         from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
         if squash and not isinstance(space, Box):
-            raise UnsupportedSpace.of("action", space, where, "PolicySpec(squash=True) is for Box actions")
+            raise UnsupportedSpace.of(
+                "action", space, where, "PolicySpec(squash=True) is for Box actions", supported="Box of floats"
+            )
         if isinstance(space, Discrete):
             n = int(space.n)
             return ActionLayout("discrete", (), INT64, INT64, n, (n,), int(space.start))

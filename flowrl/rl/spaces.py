@@ -44,8 +44,9 @@ def check_policy(spec: PolicySpec, spaces: Spaces, where: str = "the environment
     actions = ActionLayout.of(spaces.action, squash=spec.squash, where=where)
     if spec.head == "q" and actions.kind != "discrete":
         raise UnsupportedSpace.of(
-            "action", spaces.action, where, "PolicySpec(head='q') has a value an action: Discrete; or use SAC or PPO"
-        )
+            "action", spaces.action, where, "PolicySpec(head='q') has a value an action; or use SAC or PPO",
+            supported="Discrete",
+        )  # fmt: skip
 
 
 def num_params(action_space: Any) -> int:

@@ -15,10 +15,15 @@ class UnsupportedSpace(ValueError):  # noqa: N818  (names the thing, like the sp
     """A space that no policy here can observe or act in."""
 
     @staticmethod
-    def of(role: str, space: object, where: str, hint: str, path: str = "") -> UnsupportedSpace:
-        """The error for an "observation" or "action" space; `path` is the place in a nested one."""
+    def of(
+        role: str, space: object, where: str, hint: str, path: str = "", supported: str | None = None
+    ) -> UnsupportedSpace:
+        """The error for an "observation" or "action" space; `path` is the place in a nested one.
+
+        `supported`: the spaces that would do, where a policy's specification leaves fewer than all.
+        """
         at = f" at {path!r}" if path else ""
         return UnsupportedSpace(
             f"the {role} space of {where}{at} is {space}, which is not supported ({hint}); supported are "
-            f"{SUPPORTED[role]}. Wrap the environment in {REMEDY[role]} that gives such a space"
+            f"{supported or SUPPORTED[role]}. Wrap the environment in {REMEDY[role]} that gives such a space"
         )

@@ -109,6 +109,8 @@ class RolloutWorker(AsksForActions):
         columns = COLUMNS | {"next_obs"} if given.get("next_obs", False) else COLUMNS
         check_double_buffer(given.get("env_options", EnvOptions()), given.get("num_envs", 1))
         spec = given.get("policy", PolicySpec())
+        if not isinstance(spec, PolicySpec):
+            raise ValueError(f"policy must be a PolicySpec, such as PolicySpec(hidden=(64, 64)), got {spec!r}")
         memory = {"starts", "state"} if spec.recurrent else set()
         if not given.get("values", True):
             columns = columns - {"values", "next_values"}

@@ -51,6 +51,13 @@ def test_what_all_share(config: Any, settings: dict[str, Any], message: str) -> 
         config(**settings)
 
 
+@pytest.mark.parametrize("config", STREAMING)
+@pytest.mark.parametrize("head", ["q", "soft_actor"])
+def test_the_head_of_another_algorithm_is_refused(config: Any, head: Any) -> None:
+    with pytest.raises(ValueError, match=rf"policy must be PolicySpec\(head='actor_critic', ...\), got head='{head}'"):
+        config(policy=PolicySpec(head=head))
+
+
 @pytest.mark.parametrize("config", REPLAYING)
 @pytest.mark.parametrize(
     ("settings", "message"),

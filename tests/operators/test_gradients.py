@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -330,7 +331,11 @@ def test_a_learner_refuses_gradients_of_another_policy() -> None:
     [
         (lambda: AverageGradients(0), "n must be at least 1, got 0"),
         (lambda: ApplyGradients(learner_of(), in_flight=0), "in_flight must be at least 1, got 0"),
-        (lambda: ApplyGradients(workers_of(2)), "ApplyGradients trains one learner, group 'workers' has 2"),
+        (
+            lambda: ApplyGradients(workers_of(2)),
+            r"ApplyGradients: RolloutWorker \(group 'workers'\) has no method apply_",
+        ),
+        (lambda: ApplyGradients(replace(learner_of(), count=2)), "trains one learner, group 'learner' has 2"),
         (lambda: ComputeGradients(SPEC, ActorCriticLoss(), 0), "microbatch must be at least 1, got 0"),
         (
             lambda: ComputeGradients(PolicySpec(head="soft_actor"), ActorCriticLoss()),

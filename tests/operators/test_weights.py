@@ -9,7 +9,7 @@ import pytest
 
 import flowrl
 from flowrl import Answer, Batch, Local
-from flowrl.operators import ConcatBatches, SendWeights, TrainOneStep
+from flowrl.operators import ApplyGradients, ConcatBatches, SendWeights, TrainOneStep
 from flowrl.testing import check_operator
 
 
@@ -112,6 +112,30 @@ def test_what_it_refuses():
         TrainOneStep(learner, epochs=0)
     with pytest.raises(ValueError, match="minibatch must be at least 1, got -3"):
         TrainOneStep(learner, minibatch=-3)
+
+
+def test_groups_in_each_others_place_are_refused():
+    workers, learner = flowrl.actors(Worker, count=2, name="workers"), flowrl.actor(Learner, name="learner")
+    with pytest.raises(
+        flowrl.GraphError, match=r"Worker \(group 'workers'\) samples.*SendWeights\(learner, to=workers\)"
+    ):
+        SendWeights(workers, to=learner)
+    with pytest.raises(
+        flowrl.GraphError, match=r"SendWeights: Learner \(group 'learner'\) has no method set_weights\(\)"
+    ):
+        SendWeights(learner, to=learner)
+    with pytest.raises(flowrl.GraphError, match=r"flowrl\.actor\(Learner, \.\.\.\), got <class '.*Learner'>"):
+        SendWeights(Learner, to=workers)  # type: ignore[arg-type]
+    with pytest.raises(
+        flowrl.GraphError, match=r"TrainOneStep: Worker \(group 'workers'\) has no method train_in_step"
+    ):
+        TrainOneStep(workers)
+    with pytest.raises(
+        flowrl.GraphError, match=r"TrainOneStep needs a group made by flowrl\.actors\(Learner, \.\.\.\)"
+    ):
+        TrainOneStep(Learner)  # type: ignore[arg-type]
+    with pytest.raises(flowrl.GraphError, match=r"ApplyGradients: Learner .* has no method apply_gradients"):
+        ApplyGradients(learner)
 
 
 @pytest.mark.parametrize("kind", [frozenset, set, list, tuple])

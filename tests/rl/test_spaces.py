@@ -100,7 +100,7 @@ def test_squash_needs_finite_bounds_and_a_box() -> None:
     check_policy(spec, Spaces(BOX, BOX))
     with pytest.raises(UnsupportedSpace, match="scales to the bounds, so they must be finite"):
         check_policy(spec, Spaces(BOX, gym_spaces.Box(-1, np.inf, (2,))))
-    with pytest.raises(UnsupportedSpace, match=r"squash=True\) is for Box actions"):
+    with pytest.raises(UnsupportedSpace, match=r"squash=True\) is for Box actions\); supported are Box of floats\. "):
         check_policy(spec, Spaces(BOX, TWO))
 
 
