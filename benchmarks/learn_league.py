@@ -4,9 +4,11 @@
     python benchmarks/learn_league.py leduc
     python benchmarks/learn_league.py rock_paper_scissors
     python benchmarks/learn_league.py connect_four
+    python benchmarks/learn_league.py kuhn --seed 1 --json kuhn-1.json        # one seed alone
+    python benchmarks/learn_league.py kuhn --read kuhn-*.json [--write]       # the section from such files
 
 NashConv is the sum of what both players' best responses win (`flowrl.rl.games.nash_conv`), 0 in an equilibrium. The
-average strategy is that of a player who draws a snapshot before each game, the k-th with weight k². Connect four:
+average strategy is that of a player who draws a snapshot before each game, the k-th with weight k. Connect four:
 200 games of the newest policy, greedy, half of them begun by it, against a search two moves deep that draws among
 equal moves. --write appends to benchmarks/RESULTS.md.
 """
@@ -14,11 +16,12 @@ equal moves. --write appends to benchmarks/RESULTS.md.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +73,7 @@ TASKS = {
         600_000,
         _league(
             "leduc_poker",
-            replace(PLAIN, learning_rate=Linear(2e-3, 2e-4, 600_000), entropy_cost=Linear(0.5, 0.1, 600_000)),
+            replace(PLAIN, learning_rate=Linear(2e-3, 5e-4, 600_000), entropy_cost=Linear(0.5, 0.1, 300_000)),
         ),
         "wanted: falling; uniform play has 4.747",
     ),
@@ -127,7 +130,7 @@ def exactly(task: Task, run: Any, snapshots: dict[str, Any]) -> dict[str, float]
     """NashConv of the average strategy, of that with even weights, and of the newest snapshot."""
     found = policy_strategies(task.game, task.config.ppo.policy, snapshots.values())
     return {
-        "average": nash_conv(task.game, average_strategy(task.game, found, np.arange(1, len(found) + 1) ** 2.0)),
+        "average": nash_conv(task.game, average_strategy(task.game, found, np.arange(1.0, len(found) + 1))),
         "even weights": nash_conv(task.game, average_strategy(task.game, found)),
         "newest": nash_conv(task.game, found[-1]),
     }
@@ -162,7 +165,8 @@ def report(name: str, task: Task, found: list[list[Mark]], backend: str) -> str:
     lines = [
         f"## League: {name}",
         "",
-        f"{len(found)} seed(s), {task.wanted}. Each cell: the mean over seeds, and in brackets the worst.",
+        f"{len(found)} seed(s), {task.wanted}. Each cell: the mean over seeds, and in brackets the worst."
+        + ("" if name == "connect_four" else " Average: of the league's snapshots, the k-th with weight k."),
         "",
         f"| env steps | snapshots | {' | '.join(head)} |",
         "|---:|---:|" + "---:|" * len(head),
@@ -181,10 +185,11 @@ def report(name: str, task: Task, found: list[list[Mark]], backend: str) -> str:
         *lines, "",
         f"`python benchmarks/learn_league.py {name}` on {backend}, {cores} cores ({platform.machine()}), flowrl "
         f"{flowrl.__version__}; players {dict(cfg.players)}, snapshot_every_updates {cfg.snapshot_every_updates}, "
+        f"opponents {cfg.opponents}, "
         f"num_workers {cfg.num_workers}, envs_per_worker {cfg.envs_per_worker}, unroll {cfg.unroll}, hidden "
         f"{cfg.ppo.policy.hidden}, batch_steps {cfg.ppo.batch_steps}, epochs {cfg.ppo.epochs}, minibatch "
-        f"{cfg.ppo.minibatch}, learning_rate {cfg.ppo.learning_rate}, entropy_cost {cfg.ppo.entropy_cost}; "
-        f"{seconds:.0f} s a seed, without the measures.", "",
+        f"{cfg.ppo.minibatch}, learning_rate {cfg.ppo.learning_rate}, gae_lambda {cfg.ppo.gae_lambda}, "
+        f"entropy_cost {cfg.ppo.entropy_cost}; {seconds:.0f} s a seed, without the measures.", "",
     ])  # fmt: skip
 
 
@@ -193,16 +198,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seed", type=int, help="this one alone")
+    parser.add_argument("--json", type=Path, help="with --seed: where to write its marks, as they come")
+    parser.add_argument("--read", type=Path, nargs="+", help="files of seeds that were trained before")
     parser.add_argument("--backend", choices=("ray", "local"), default="local")
     parser.add_argument("--steps", type=int, help="environment steps, in place of the task's own number")
     parser.add_argument("--write", action="store_true", help="append the section to benchmarks/RESULTS.md")
     args = parser.parse_args()
     task = TASKS[args.task]
-    found = []
-    for seed in range(args.seeds):
+    found = [[Mark(**mark) for mark in json.loads(path.read_text(encoding="utf-8"))] for path in args.read or ()]
+    for seed in () if args.read else range(args.seeds) if args.seed is None else [args.seed]:
         found.append([])
         for mark in train(task, seed, args.steps or task.steps, args.backend):
             found[-1].append(mark)
+            if args.json is not None:
+                args.json.write_text(json.dumps([asdict(one) for one in found[-1]]), encoding="utf-8")
             told = "  ".join(f"{key} {value:.3f}" for key, value in mark.measures.items())
             print(f"seed {seed}: {mark.env_steps:,} steps, {mark.seconds:.0f} s, {mark.snapshots} snapshots: {told}",
                   flush=True)  # fmt: skip

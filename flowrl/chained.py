@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from flowrl.trial import Report
 
 T = TypeVar("T")
+ABREAST = 8  # nodes that a cell shows side by side in letters that can be read
 
 
 class Chained(Generic[T]):
@@ -66,8 +67,14 @@ class Chained(Generic[T]):
         return to_svg(self._node)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        """How a notebook shows it: a Mermaid drawing, a picture, or `explain()`, whichever it can show."""
-        return {"text/vnd.mermaid": self.to_mermaid(), "image/svg+xml": self.to_svg(), "text/plain": self.explain()}
+        """How a notebook shows it: a Mermaid drawing, a picture, or `explain()`, whichever it can show.
+
+        Notebooks shrink a Mermaid drawing to the cell's width, so a long graph goes downwards.
+        """
+        from flowrl.draw import longest_path, to_mermaid
+
+        mermaid = to_mermaid(self._node, "LR" if longest_path(self._node) <= ABREAST else "TB")
+        return {"text/vnd.mermaid": mermaid, "image/svg+xml": self.to_svg(), "text/plain": self.explain()}
 
     def check(self) -> Report:
         """One item through the whole graph in this process: the shape at each edge, or the error that a run would meet.

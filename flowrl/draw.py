@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
+from typing import Literal
 
 from flowrl import checks, graph
 from flowrl.backends.protocol import Backend, GroupPlan
@@ -153,8 +154,8 @@ _ENTITIES = str.maketrans(
 )
 
 
-def to_mermaid(node: graph.Node) -> str:
-    """The graph as a Mermaid flowchart, from the sources (left) to the consumer.
+def to_mermaid(node: graph.Node, direction: Literal["LR", "TB"] = "LR") -> str:
+    """The graph as a Mermaid flowchart, from the sources (left; or top, with "TB") to the consumer.
 
     What runs in shards stands in a subgraph of its group; other groups are cylinders. Dotted edges lead from a node
     to the groups that it asks or holds.
@@ -164,7 +165,7 @@ def to_mermaid(node: graph.Node) -> str:
     parts: dict[tuple[str, ...], list[graph.Node]] = {}
     for found in drawn.nodes:
         parts.setdefault(drawn.runs_in[found], []).append(found)
-    lines = ["flowchart LR"]
+    lines = [f"flowchart {direction}"]
     targets: dict[tuple[str, ...], str] = {}
     for place, members in parts.items():
         declared = [f"{ids[found]}[{_label(drawn, found)}]" for found in members]
@@ -184,6 +185,14 @@ def to_mermaid(node: graph.Node) -> str:
             label = _quoted(clean(name), f"{group.count} × {class_name(group)}")
             lines.append(f"  g{position}[({label})]")
     return "\n".join([*lines, *_edges(drawn, ids, targets)]) + "\n"
+
+
+def longest_path(node: graph.Node) -> int:
+    """How many nodes stand one behind another on the longest way from a source."""
+    depths: dict[graph.Node, int] = {}
+    for found in graph.names_of(node):  # each after those above it
+        depths[found] = 1 + max((depths[up] for up in found.upstream), default=0)
+    return depths[node]
 
 
 def _edges(drawn: Described, ids: dict[graph.Node, str], targets: dict[tuple[str, ...], str]) -> Iterator[str]:

@@ -210,7 +210,7 @@ class ApplyGradients(AskOperator[Gradients, TrainInfo]):
         self._follow_steps = not losses or any(may_follow_steps(loss) for loss in losses)
 
     def ask(self, value: Ref[Gradients], ctx: Context) -> Pending[TrainInfo]:
-        self._spaces.note()
+        self._spaces.note(ctx)
         learner = ctx.actors(self.learner)[0]
         self._tell_steps(ctx.origins, ctx)
         pending = learner.ask("apply_gradients", value, env_steps=ctx.env_steps)

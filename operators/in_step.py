@@ -34,6 +34,7 @@ class TrainingGroup:
 
         Raises:
             PeerLost: they cannot reach each other.
+            ActorDied: one died before they had met.
             FlowError: one of them does not answer.
         """
         # One of whom a call was lost with a part of the item has not met the others in it, who gave it up.
@@ -48,7 +49,7 @@ class TrainingGroup:
         return others.pop(), others
 
     def _meet(self, learners: Handles) -> None:
-        from flowrl.rl.peers import CONNECT_S, Meeting
+        from flowrl.rl.peers import CONNECT_S, Meeting, PeerLost
 
         # Building a policy, which may come before it, takes a busy machine a while and is nobody's absence.
         patience_s = max(self._timeout_s, CONNECT_S)
@@ -60,8 +61,14 @@ class TrainingGroup:
             port = self._met_in_time(learners[0].ask("open_store", CONNECT_S), patience_s + CONNECT_S).result()
             meeting = Meeting(meeting.key, names, places, port, self._timeout_s)
         joins = [learners[rank].ask("join", meeting, rank) for rank in reversed(range(len(learners)))]
+        failed: list[Exception] = []
         for pending in joins:  # they wait for one another: to connect, and thrice to agree on whose state they take
-            self._met_in_time(pending, patience_s + CONNECT_S + 3 * self._timeout_s)
+            try:
+                self._met_in_time(pending, patience_s + CONNECT_S + 3 * self._timeout_s)
+            except (ActorDied, PeerLost) as error:  # the others lose one that dies, which may be known later
+                failed.append(error)
+        if failed:
+            raise next((error for error in failed if isinstance(error, ActorDied)), failed[0])
         self._met = learners
 
     def _met_in_time(self, pending: Pending[Any], timeout_s: float) -> Pending[Any]:

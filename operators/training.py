@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from flowrl.batch import Batch
+from flowrl.errors import ActorDied
 from flowrl.failures import FailurePolicy, Ignore, Raise, Restart
 from flowrl.handles import ActorGroup, ActorHandle, Pending
 from flowrl.numbers import check_fields, check_finite, check_whole
@@ -151,7 +152,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
             self._spaces.tell(handle, ctx)
 
     def ask(self, value: Ref[Batch], ctx: Context) -> Pending[TrainInfo] | None:
-        self._spaces.note()
+        self._spaces.note(ctx)
         learners = ctx.actors(self.learner)
         if len(learners) > 1:
             learners = ctx.living(self.learner) or learners
@@ -164,7 +165,13 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
         options["env_steps"] = ctx.env_steps
         others: list[Pending[Any]] | None = None
         if self.learner.count > 1:
-            pending, others = self._group.ask(learners, given, options)
+            try:
+                pending, others = self._group.ask(learners, given, options)
+            except ActorDied:  # as they met: what that means its failure policy says
+                self._group.begin_anew()
+                ctx.metrics.add("items_lost", 1)
+                ctx.metrics.add("steps_lost", given.info.env_steps)
+                return None
         else:
             pending = learners[0].ask("train", given, **options)
         if self.max_policy_lag is not None:

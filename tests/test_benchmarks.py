@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import learn_async, learn_replay, mix, staleness
+from benchmarks import learn_agents, learn_async, learn_league, learn_replay, mix, staleness
 from benchmarks.learn import interquartile_mean, interval
 
 
@@ -110,3 +110,36 @@ def test_every_agent_of_the_standing_poles_acts_at_every_step():
         assert set(obs) == set(rewards) == {"agent_0", "agent_1", "agent_2"}
         assert not any(terminated.values())
         assert truncated["__all__"] == (step == 500)
+
+
+def test_a_league_s_marks_make_a_table_of_means_and_worst():
+    seeds = [
+        [
+            learn_league.Mark(steps, 10.0, snapshots, {"average": average, "newest": 2 * average})
+            for steps, snapshots, average in marks
+        ]
+        for marks in (((1000, 1, 0.5), (2000, 2, 0.1)), ((1000, 1, 0.7), (2000, 2, 0.06)))
+    ]
+    section = learn_league.report("kuhn", learn_league.TASKS["kuhn"], seeds, "local")
+    assert section.startswith("## League: kuhn\n\n2 seed(s), wanted: below 0.1;")
+    assert "| 1,000 | 1 | 0.600 (0.700) | 1.200 (1.400) |" in section
+    assert "| 2,000 | 2 | 0.080 (0.100) | 0.160 (0.200) |" in section
+    assert "Uniform play: 0.917." in section
+    wins = [[learn_league.Mark(1000, 10.0, 1, {"won": 0.95})], [learn_league.Mark(1000, 10.0, 1, {"won": 0.85})]]
+    section = learn_league.report("connect_four", learn_league.TASKS["connect_four"], wins, "local")
+    assert "| 1,000 | 1 | 0.900 (0.850) |" in section
+
+
+def test_teams_make_a_row_an_algorithm(tmp_path):
+    found = [
+        learn_agents.Learned(name, seed, ((500, -70.0), (1000, -60.0 + seed)), (mean, mean), (-80.0,), 1000, 9.0, "ray")
+        for name, mean in (("mappo", -40.0), ("ppo", -50.0))
+        for seed in (0, 1)
+    ]
+    file = tmp_path / "one.json"
+    file.write_text(json.dumps(dataclasses.asdict(found[0])), encoding="utf-8")
+    learn_agents.Learned(**json.loads(file.read_text(encoding="utf-8")))
+    section = learn_agents.report(found, [-80.0, -76.0])
+    assert "Random play: -78.0." in section
+    assert "| MAPPO | 2 | **-40.0** (-40.0 to -40.0) | -80.0 | -70.0 / -59.5 |" in section
+    assert "| independent PPO | 2 | **-50.0** (-50.0 to -50.0) | -80.0 | -70.0 / -59.5 |" in section

@@ -13,8 +13,9 @@ import pytest
 import flowrl
 from flowrl import Local
 from flowrl.algorithms import PPOConfig
+from flowrl.draw import longest_path
 from flowrl.live import in_notebook, show, table
-from flowrl.operators import ReportMetrics
+from flowrl.operators import ReportMetrics, Union
 
 
 class Source:
@@ -37,6 +38,18 @@ def test_a_flow_is_a_drawing_a_picture_or_text() -> None:
         assert bundle["text/vnd.mermaid"].startswith("flowchart LR")
         assert ElementTree.fromstring(bundle["image/svg+xml"]).tag.endswith("svg")
         assert bundle["text/plain"] == shown.explain()
+
+
+def test_a_long_graph_goes_downwards() -> None:
+    """A cell shrinks a drawing to its width."""
+    one, other = flowrl.from_items([1, 2], num_shards=2).gather_sync().duplicate(2)
+    for _ in range(4):
+        one = one.for_each(abs)
+    for flow, way in ((one, "LR"), (Union([other, one]), "TB")):
+        longest = longest_path(flow.node)
+        assert (longest > 8) == (way == "TB"), longest
+        assert flow._repr_mimebundle_()["text/vnd.mermaid"].startswith(f"flowchart {way}\n")
+        assert flow.to_mermaid().startswith("flowchart LR\n")
 
 
 def test_a_run_is_a_table() -> None:

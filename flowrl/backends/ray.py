@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from time import monotonic, sleep
@@ -115,8 +114,6 @@ class Ray:
 
     def open(self, plans: Sequence[GroupPlan]) -> list[str]:
         """Joins or starts Ray and sees that the plans fit."""
-        # As Ray is imported into a notebook without ipywidgets, it asks for them; nothing of ours shows any.
-        logging.getLogger("ray.widgets.util").setLevel(logging.WARNING)
         import ray
 
         self.place.check(plans)

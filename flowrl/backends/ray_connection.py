@@ -13,6 +13,9 @@ from flowrl.errors import StartError
 CONNECT_S = 3.0  # how long an address may take to accept a connection
 ANSWER_S = 10.0  # and then to say a first word: a busy head may need a while
 
+# As it is imported into a notebook without ipywidgets, Ray asks for them; nothing of ours shows any.
+logging.getLogger("ray.widgets.util").setLevel(logging.WARNING)
+
 # How every HTTP/2 client begins, and so every gRPC client: its preface and an empty SETTINGS frame (RFC 9113, 3.4).
 _HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 

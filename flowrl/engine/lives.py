@@ -89,7 +89,21 @@ class Lives:
                     self.greet(state)
             if name not in sources:
                 for call in [call for call in list(engine.calls.pending.values()) if call.kind == "ask"]:
-                    engine.await_call(call)
+                    self._await(call)
+
+    def _await(self, call: Call) -> None:
+        """Waits for what an actor was asked as another was greeted; where one dies meanwhile its policy has the say.
+
+        Raises:
+            ActorDied: no policy goes on. Whatever it raised.
+        """
+        engine = self._engine
+        while not call.done:
+            engine.wait([call])
+        engine.poll()
+        error = call.error()
+        if error is not None and error.type_name != ActorDied.__name__:  # that of an argument is settled by now
+            engine.raise_failed(call, call.node)
 
     def greet(self, state: ActorState) -> None:
         """Tells every operator of one actor."""
@@ -238,11 +252,18 @@ class Lives:
             state.alive = state.restarting
 
     def _nodes_of(self, state: ActorState, lost: Sequence[Call]) -> list[str]:
-        """The nodes that had asked it for something; else those that may, as they hold its group."""
+        """The nodes that had asked it for something; else those that say what its death means, or hold its group."""
         places = self._engine.places
         asked = dict.fromkeys(call.node for call in lost if call.node in places)
-        return list(asked) or [
-            stage.name
-            for stage in self._engine.stages
-            if any(stage.ctx._run.prefix + group.name == state.group for group in held_groups(stage.op))
+        deciding = [
+            getattr(watcher, "node", None) or getattr(watcher, "name", "") for watcher in self._watchers.get(state, ())
         ]
+        return (
+            list(asked)
+            or [node for node in dict.fromkeys(deciding) if node in places]
+            or [
+                stage.name
+                for stage in self._engine.stages
+                if any(stage.ctx._run.prefix + group.name == state.group for group in held_groups(stage.op))
+            ]
+        )

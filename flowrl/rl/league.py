@@ -58,8 +58,8 @@ class League:
     `lineup`; learners' weights come by `put_weights` and `freeze`.
 
     Args:
-        players: by id, a Matchmaking or the name of one: "latest", "uniform", "prioritized", "main", "main_exploiter",
-            "league_exploiter".
+        players: by id, a Matchmaking or the name of one: "latest", "uniform", "mixed", "prioritized", "main",
+            "main_exploiter", "league_exploiter".
         hardness: p of prioritized fictitious self-play's (1 − x)^p, with x how often the player wins.
         decay: how much older games count, a game (see `Standings`).
         rating_step: Elo's factor K.

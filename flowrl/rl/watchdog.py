@@ -33,14 +33,15 @@ class Watchdog:
         self.before: Callable[[Call], str] | None = None
         self._until: float | None = None
         self._what: tuple[Call, str] = ("step", "")
-        self._closed = threading.Event()
+        self._closed = threading.Event()  # of the thread
         self._thread: threading.Thread | None = None
 
     @contextmanager
     def watching(self, call: Call, name: str) -> Iterator[None]:
         """For as long as a call lasts."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        if self._thread is None:  # the first call, or the first after a close: environments are made anew after a fault
+            self._closed = threading.Event()
+            self._thread = threading.Thread(target=self._watch, args=(self._closed,), name="watchdog", daemon=True)
             self._thread.start()
         self._what, self._until = (call, name), monotonic() + self.timeout_s
         try:
@@ -48,8 +49,8 @@ class Watchdog:
         finally:
             self._until = None
 
-    def _watch(self) -> None:
-        while not self._closed.wait(self.timeout_s / LOOKS):
+    def _watch(self, closed: threading.Event) -> None:
+        while not closed.wait(self.timeout_s / LOOKS):
             until = self._until
             if until is not None and monotonic() > until:
                 call, name = self._what
@@ -61,5 +62,6 @@ class Watchdog:
                     process.end(reason)
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the thread; the next call that is to be watched begins another."""
         self._closed.set()
+        self._thread = None

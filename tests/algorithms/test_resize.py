@@ -21,6 +21,7 @@ from flowrl.algorithms import (
 )
 from flowrl.errors import GraphError
 from flowrl.testing import Delayed, difference
+from flowrl.training import Progress
 
 SMALL: dict[str, Any] = {"num_workers": 2, "envs_per_worker": 2, "unroll": 8}
 STORED: dict[str, Any] = {"min_size": 32, "batch": 8, "batches": 2}
@@ -61,6 +62,23 @@ def test_workers_come_and_go_in_the_middle_of_a_training(algorithm: str) -> None
         assert after.env_steps >= before.env_steps
         assert after.groups["workers"].count == len(r.actors["workers"]) == 1
         assert after.groups["workers"].calls > before.groups["workers"].calls
+
+
+def test_an_observer_of_a_training_resizes_it(tmp_path: Path) -> None:
+    sizes: list[int] = []
+
+    def observe(progress: Progress) -> None:
+        if progress.summary.iteration == 2:
+            progress.run.resize("workers", 3)
+        sizes.append(progress.run.stats().groups["workers"].count)
+
+    config = ALGORITHMS["ppo"]()
+    out = tmp_path / "run"
+    flowrl.train(config, total_steps=150, out=out, backend=Local(), seed=0, observe=observe, checkpoint_every=50)
+    assert sizes[:3] == [2, 3, 3]
+    sizes.clear()
+    flowrl.train(config, total_steps=250, backend=Local(), resume=out, observe=observe)
+    assert set(sizes) == {3}  # it goes on with as many
 
 
 def test_epsilons_are_spread_over_those_that_there_are() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import flowrl
-from flowrl import ActorDied, Answer, Batch, Restart
+from flowrl import ActorDied, Answer, Batch, Ignore, Raise, Restart
 from flowrl.algorithms import DDPPOConfig, IMPALAConfig, PPOConfig
 from flowrl.operators import ApplyGradients, TrainOneStep
 from flowrl.testing import Delayed, Virtual
@@ -162,3 +162,13 @@ def test_a_death_that_no_call_was_out_for_names_them_too() -> None:
         with pytest.raises(ActorDied) as caught:
             run.step(3)
     assert "in node 'mine/TrainOneStep'" in "".join(getattr(caught.value, "__notes__", ()))
+
+
+@pytest.mark.parametrize("policy", [Raise(), Ignore(), Restart(1, 0.0)])
+def test_the_death_of_shards_names_their_gather(policy: Any) -> None:
+    sources = flowrl.actors(Counts, count=2, name="sources")
+    backend = Delayed(1, die=lambda name, n: n >= 3)
+    flow = flowrl.from_actors(sources, "get_state").gather_sync(on_failure=policy)
+    with flowrl.run(flow, backend) as run, pytest.raises(ActorDied) as caught:
+        run.step(20)
+    assert "in node 'gather_sync'; defined at " in "".join(caught.value.__notes__)

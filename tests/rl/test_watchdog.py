@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import flowrl
-from flowrl import Raise, process
+from flowrl import Raise, Restart, process
 from flowrl.errors import ActorDied
 from flowrl.operators import ParallelRollouts
 from flowrl.rl import EnvOptions, MultiAgentWorker, PolicySpec, RolloutWorker
 from flowrl.rl.crashes import read_crash
 from flowrl.rl.replay_crash import replay_crash
 from flowrl.rl.watchdog import Watchdog
+from tests.rl.counting_envs import Counting
 from tests.rl.test_agents_faults import Pair
 
 
@@ -43,6 +45,46 @@ def test_a_call_past_its_deadline_ends_the_process_with_a_reason(monkeypatch: py
         assert ended.wait(30)
     assert said == ["environment 'Maze' did not come back from step within 0.05 s: the second one, in its step"]
     dog.close()
+
+
+class RaisesThenHangs(Counting):
+    """Raises once, at its first step; then it waits at one until the gate opens."""
+
+    raised = False
+    gate = threading.Event()
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if not RaisesThenHangs.raised:
+            RaisesThenHangs.raised = True
+            raise RuntimeError("the arm is stuck")
+        assert RaisesThenHangs.gate.wait(30)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("anew", ["a fault", "a saved state"])
+def test_environments_made_anew_have_a_deadline_too(anew: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def end(reason: str) -> None:
+        said.append(reason)
+        RaisesThenHangs.gate.set()
+
+    monkeypatch.setattr(process, "_last_words", said.append)
+    monkeypatch.setattr(process, "end", end)
+    monkeypatch.setattr(RaisesThenHangs, "raised", anew != "a fault")
+    monkeypatch.setattr(RaisesThenHangs, "gate", threading.Event())
+    options = EnvOptions(vector="sync", env_timeout_s=0.2, on_fault=Restart(1, backoff_s=0.0), crash_dir=None)
+    worker = RolloutWorker(RaisesThenHangs, steps=4, env_options=options, seed=0)
+    if anew == "a saved state":
+        RaisesThenHangs.gate.set()
+        worker.sample()
+        assert worker.set_state(worker.get_state())
+        assert not said
+        RaisesThenHangs.gate.clear()
+    worker.sample()
+    worker.close()
+    assert len(said) == 1
+    assert "did not come back from step within 0.2 s" in said[0]
 
 
 def test_only_an_actors_own_process_is_ended() -> None:
