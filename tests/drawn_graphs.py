@@ -56,6 +56,9 @@ class Worker:
     def mark(self, item: int) -> None:
         self.marked = item
 
+    def set_weights(self, weights: Any, version: int) -> None:
+        """Of a policy that it does not have."""
+
 
 class Keeper:
     """Answers what it was asked."""

@@ -50,7 +50,8 @@ def kernel() -> Iterator[NotebookClient]:
     """A client with a kernel, of this interpreter and this checkout."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     env["RAY_ADDRESS"] = "local"  # the Ray of other tests is none of the user's
-    client = NotebookClient(nbformat.v4.new_notebook(), timeout=None, kernel_name="python3")  # pytest has one
+    # pytest has a timeout of its own; what a cell prints may come long after its reply, on a busy machine.
+    client = NotebookClient(nbformat.v4.new_notebook(), timeout=None, iopub_timeout=LONG_S, kernel_name="python3")
     with client.setup_kernel(cwd=str(FOLDER), env=env):
         yield client
 
