@@ -7,9 +7,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from threading import get_ident
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
@@ -23,6 +21,7 @@ from flowrl.engine.cursors import END
 from flowrl.engine.interrupts import MAIN
 from flowrl.engine.learned import Learned
 from flowrl.engine.stats import Stats, snapshot
+from flowrl.engine.token import Token
 from flowrl.engine.view import newest_published
 from flowrl.errors import FlowError, GraphError
 from flowrl.flow import Flow, ParallelFlow
@@ -114,8 +113,7 @@ class Run(Learned, Iterator[T], Generic[T]):
 
     def __init__(self, engine: Engine):
         self._engine = engine
-        self._turn: SimpleQueue[None] = SimpleQueue()  # one token: the thread that has it moves the run
-        self._turn.put(None)
+        self._turn = Token()  # the thread that has it moves the run
         self._background: Handle[T] | None = None
         self._evaluations = 0
         self._finished = False
@@ -169,10 +167,8 @@ class Run(Learned, Iterator[T], Generic[T]):
         if main:
             interrupts.enter()  # before anything that an interrupt could tear; from its end on the item is the caller's
         try:
-            try:
-                self._turn.get_nowait()  # a lock takes three times as long, and this is once an item
-            except Empty:
-                interrupts.waiting(self._turn.get)
+            if not self._turn.take_at_once():
+                self._turn.take(interrupts.waiting)
             try:
                 if self._kept:
                     value = self._kept.popleft()
@@ -190,7 +186,7 @@ class Run(Learned, Iterator[T], Generic[T]):
                         interrupts.check()
                         raise StopIteration
             finally:
-                self._turn.put(None)
+                self._turn.give()
             if main and interrupts.noted:  # while this item was made; it is kept
                 self._kept.appendleft(value)
                 interrupts.check()
@@ -346,14 +342,12 @@ class Run(Learned, Iterator[T], Generic[T]):
         self._engine.closing = self._engine.alarm.on = True
         taken = False
         if self._engine.driver != get_ident():  # else one of its operators closes it
-            with suppress(Empty):  # of another thread, which stops at its next poll
-                self._turn.get(timeout=LETTING_S)
-                taken = True
+            taken = self._turn.take(timeout_s=LETTING_S)  # from another thread, which stops at its next poll
         try:
             self._finalizer()
         finally:
             if taken:
-                self._turn.put(None)
+                self._turn.give()
         if self._engine.interrupts.release():  # again: the thread that moved it may have closed it
             raise KeyboardInterrupt
 

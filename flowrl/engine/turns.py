@@ -31,7 +31,7 @@ def between_items(run: Run[Any], what: str) -> Iterator[None]:
     """
     engine = run._engine
     with engine.interrupts:
-        engine.interrupts.waiting(run._turn.get)
+        run._turn.take(engine.interrupts.waiting)
         try:
             if engine.closed or engine.closing:
                 raise FlowError(f"this run is closed, so there is nothing to {what}; {what} before close()")
@@ -41,7 +41,7 @@ def between_items(run: Run[Any], what: str) -> Iterator[None]:
             finally:
                 engine.driver = None
         finally:
-            run._turn.put(None)
+            run._turn.give()
 
 
 def save_run(

@@ -12,6 +12,7 @@ import pytest
 import flowrl
 from flowrl.backends.protocol import Backend
 from flowrl.engine.run import CLOSING_S
+from flowrl.engine.turns import between_items
 from flowrl.errors import FlowError
 
 LONG_S = 30
@@ -212,3 +213,24 @@ def test_many_pauses(local: Backend) -> None:
         handle.stop(LONG_S)
         run.step(1)
     assert seen == list(range(1, len(seen) + 1))
+
+
+def test_another_thread_comes_in_after_the_item_at_hand(local: Backend) -> None:
+    """Otherwise the background, which wants its next item at once, keeps a save or a resize out for good."""
+    made: list[flowrl.Run[int]] = []
+    seen: list[int] = []
+    begun = threading.Event()
+
+    def look(item: int) -> None:
+        seen.append(item)
+        begun.set()
+        while item == 1 and not made[0]._turn._waiting:
+            threading.Event().wait(0.001)
+
+    with flowrl.run(flow().tap(look), local) as run:
+        made.append(run)
+        handle = run.background()
+        assert begun.wait(LONG_S)
+        with between_items(run, "look at it"):
+            assert seen == [1]
+        handle.wait(5, LONG_S)
