@@ -232,7 +232,8 @@ def test_what_a_loss_raises_in_one_learner_is_raised(backend: Any) -> None:
 
 def test_the_death_of_a_learner_that_no_policy_covers_ends_the_run() -> None:
     backend = Delayed(1, die=lambda name, number: name == "learners[1]" and number == 6)
-    with pytest.raises(ActorDied, match=r"learners\[1\]"), run(in_step(rl.losses.PPOLoss(), 3), backend, seed=1) as r:
+    told = r"learners\[1\] died.*; TrainOneStep\(on_failure=Restart\(n\)\) starts it again"
+    with pytest.raises(ActorDied, match=told), run(in_step(rl.losses.PPOLoss(), 3), backend, seed=1) as r:
         r.step(20)
 
 
