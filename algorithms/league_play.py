@@ -39,16 +39,16 @@ class LeaguePlayConfig:
     "pettingzoo.classic.connect_four_v3"; its agents have the same spaces."""
     env_kwargs: Mapping[str, Any] | None = None
     """Keyword arguments of the environment."""
-    players: Mapping[str, str] = field(default_factory=lambda: {"main": "latest"})
-    """By id, how a player's opponents are drawn: "latest" (itself), "uniform" (fictitious self-play), "mixed" of both,
-    "prioritized", or AlphaStar's "main", "main_exploiter" and "league_exploiter"; in Python also a
+    players: Mapping[str, str] = field(default_factory=lambda: {"main": "mixed"})
+    """By id, how a player's opponents are drawn: "latest" (itself), "uniform" (fictitious self-play), "mixed" (half
+    of each), "prioritized", or AlphaStar's "main", "main_exploiter" and "league_exploiter"; in Python also a
     `flowrl.rl.Matchmaking`."""
     snapshot_every_updates: int = 2
     """A main player is frozen after so many batches, again and again."""
     exploiter_updates: int = 40
     """An exploiter is frozen after so many batches at the latest, from half of them on as soon as it wins more than 70%
     of its games against all whom it looks for; a main exploiter then begins again, of league exploiters one in four."""
-    opponents: int = 4
+    opponents: int = 16
     """How many opponents are drawn for a worker at a time."""
     num_workers: int = 1
     """Rollout workers of each player: the shards of the graph."""
@@ -58,8 +58,8 @@ class LeaguePlayConfig:
     """Steps of each environment in a fragment."""
     ppo: PPOConfig = field(
         default_factory=lambda: PPOConfig(
-            batch_steps=2000, epochs=4, learning_rate=Linear(2e-3, 1e-4, 300_000), discount=1.0, gae_lambda=0.95,
-            entropy_cost=Linear(0.5, 0.13, 200_000),
+            batch_steps=2000, epochs=4, learning_rate=Linear(2e-3, 1e-4, 300_000), discount=1.0, gae_lambda=1.0,
+            entropy_cost=Linear(0.5, 0.13, 150_000),
         )
     )  # fmt: skip
     """How a player is trained; batch_steps are the environment's. A large entropy bonus that is lowered keeps self-play

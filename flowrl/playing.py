@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import flowrl
-from flowrl.checkpoint import checkpoint_at
 from flowrl.configs import config_from_json
 from flowrl.continuing import start_of
 from flowrl.errors import CheckpointError
+from flowrl.graph import groups_of
 from flowrl.records import RUN
 
 
@@ -38,8 +38,7 @@ def evaluate_saved(
     """
     config = _config(path, trust_names, env)
     if getattr(config, "several_agents", False):
-        with flowrl.run(config.graph(), flowrl.Local(), resume=checkpoint_at(path)) as running:
-            return running.evaluate(episodes, deterministic=deterministic)
+        return _together(config, path, episodes, seed, deterministic)
     from flowrl import rl
 
     model = None if config is None else config.policy.model
@@ -55,6 +54,21 @@ def evaluate_saved(
     except ValueError:
         _check_plays(path, loaded.spaces, played, more)
         raise
+
+
+def _together(config: Any, path: str | os.PathLike[str], episodes: int, seed: int, deterministic: bool) -> Any:
+    """All agents of an environment with several play, each with its own policy, as in the training."""
+    groups = groups_of(config.graph().node).values()
+    group = next(group for group in groups if hasattr(group.actor_class, "evaluate"))
+    given = {"index": 0, "count": 1, "seed": seed, "incarnation": 0}
+    worker = group.cls(*group.args, **group.kwargs, **{name: given[name] for name in group.open_parameters()})
+    try:
+        for name, spec in worker.policies.items():
+            loaded = flowrl.load_policy(path, name=name, model=spec.model)
+            worker.set_weights(loaded.acting_weights(), 1, policy=name)
+        return worker.evaluate(episodes, deterministic=deterministic).payload
+    finally:
+        worker.close()
 
 
 def _check_plays(path: str | os.PathLike[str], own: Any, env: Any, more: Mapping[str, Any]) -> None:

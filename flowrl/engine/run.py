@@ -135,12 +135,10 @@ class Run(Learned, Iterator[T], Generic[T]):
     def actors(self) -> Mapping[str, tuple[ActorHandle[Any], ...]]:
         """Live handles by group; what they are asked or told goes at once, also from another thread."""
         engine = self._engine
-        return MappingProxyType(
-            {
-                group: tuple(engine.handle(state, "run.actors", held=False) for state in states)
-                for group, states in engine.states.items()
-            }
-        )
+        found = _Groups()
+        for group, states in engine.states.items():
+            found[group] = tuple(engine.handle(state, "run.actors", held=False) for state in states)
+        return MappingProxyType(found)
 
     @property
     def kept(self) -> int:
@@ -358,6 +356,13 @@ class Run(Learned, Iterator[T], Generic[T]):
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self._engine.accounts.env_steps:,} env steps"
         return f"Run({state}, seed={self.seed}, {self._engine.backend!r})"
+
+
+class _Groups(dict[str, tuple[ActorHandle[Any], ...]]):
+    """By group, its handles; a wrong name is told which there are."""
+
+    def __missing__(self, group: Any) -> NoReturn:
+        raise KeyError(f"this run has no group {group!r}; it has {', '.join(self) or 'none'}")
 
 
 def _close(engine: Engine, wait_s: float | None = None) -> None:

@@ -258,8 +258,9 @@ def _verdict(accounts: Accounts, elapsed: float, driver_busy_s: float) -> str:
         )
         return f"limited by {top} (busy {use[top]:.0%}): {knob}"
     if blocked and max(blocked.values()) > 0.3:
-        # Who waits for a node that waits is blocked as long: the reason stands where a knob is.
-        name = max(blocked, key=lambda n: (round(blocked[n], 1), n in accounts.knobs))
+        # Who waits for a node that waits is blocked as long, or longer: the reason stands where a knob is.
+        long = [name for name in blocked if blocked[name] > max(blocked.values()) / 2]
+        name = max(long, key=lambda n: (n in accounts.knobs, blocked[n]))
         knob = accounts.knobs.get(name, "raise max_lag, or drain its sibling faster")
         return f"limited by a bound at {name} (blocked {blocked[name]:.0%}): {knob}"
     if len(use) > 1 and sum(use.values()) > 0.75:

@@ -50,7 +50,7 @@ class Matchmaking:
 MATCHMAKING = {
     "latest": Matchmaking(latest=1.0),
     "uniform": Matchmaking(uniform=1.0),
-    "mixed": Matchmaking(latest=0.25, uniform=0.75),
+    "mixed": Matchmaking(latest=0.5, uniform=0.5),
     "prioritized": Matchmaking(prioritized=1.0),
     "main": Matchmaking(latest=0.35, prioritized=0.5, forgotten=0.15),
     "main_exploiter": Matchmaking(rivals=1.0, exploiter=True, begin_again=1.0),

@@ -191,6 +191,11 @@ class MultiAgentWorker:
         return rollout.metrics()
 
     # the policies
+    @property
+    def policies(self) -> dict[str, PolicySpec]:
+        """By id, what each policy that has weights is made of."""
+        return {name: role.spec for name, role in self._roles.items()}
+
     def spaces(self) -> dict[str, Spaces]:
         """The spaces of the policies that are trained, or could be."""
         team = None if self._joint is None else self._joint.team

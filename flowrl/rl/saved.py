@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from flowrl.checkpoint import checkpoint_at, read_manifest, read_state
 from flowrl.errors import CheckpointError
+from flowrl.records import POLICIES, POLICY
 from flowrl.rl.plain_policy import Arrays, damage, policy_as_plain, policy_from_plain
 
 if TYPE_CHECKING:
@@ -95,8 +96,8 @@ def load_policy(
 
     No code runs because a file names it.
 
-    path: a saved policy, a checkpoint, a directory of several (the newest counts), or the `out` of a training, of whose
-        policies the one that was trained longest counts.
+    path: a saved policy, a directory of those of several ids, a checkpoint, a directory of several checkpoints (the
+        newest counts), or the `out` of a training, of whose policies the one that was trained longest counts.
     name: whose, where there are several: a policy's id or its learner's name.
     model: the function that makes the module, for a policy of a user's own module.
 
@@ -105,12 +106,12 @@ def load_policy(
         LookupError: there are several policies and none is named, or none of this name.
         CheckpointError: it is damaged, of a newer format, or of a user's own module and `model` is not given.
     """
-    saved = None if "://" in os.fspath(path) else _folder_of(Path(path))
-    found: list[Found] = [] if saved is None else [(*_read(saved), str(saved))]
+    saved = [] if "://" in os.fspath(path) else _folders_of(Path(path))
+    found: list[Found] = [(*_read(folder), str(folder)) for folder in saved]
     try:
         checkpoint = checkpoint_at(path)
     except CheckpointError:
-        if saved is None:
+        if not saved:
             raise FileNotFoundError(
                 f"no saved policy in {path}: it has no {_MANIFEST} (nor has {Path(path) / 'policy'}), and no checkpoint"
             ) from None
@@ -175,5 +176,8 @@ def _digest(weights: npt.NDArray[Any]) -> str:
     return hashlib.sha256(np.ascontiguousarray(weights).data).hexdigest()
 
 
-def _folder_of(path: Path) -> Path | None:
-    return next((folder for folder in (path, path / "policy") if (folder / _MANIFEST).is_file()), None)
+def _folders_of(path: Path) -> list[Path]:
+    """Where a policy is saved; of several those that lie beside each other."""
+    one = [folder for folder in (path, path / POLICY) if (folder / _MANIFEST).is_file()]
+    several = [folder.parent for place in (path / POLICIES, path) for folder in sorted(place.glob(f"*/{_MANIFEST}"))]
+    return one[:1] or several

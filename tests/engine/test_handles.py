@@ -116,6 +116,9 @@ def test_handles_are_equal_by_name_and_lose_their_run_in_a_pickle(local: Backend
             one.ask("sample", pending.made_from_info(lambda info: 1))
         with pytest.raises(TypeError):
             run.actors["w"] = ()  # type: ignore[index]
+        with pytest.raises(KeyError, match="this run has no group 'workers'; it has w"):
+            run.actors["workers"]
+        assert run.actors.get("workers") is None
 
 
 def test_a_group_that_nobody_holds_is_named(local: Backend) -> None:

@@ -124,6 +124,22 @@ def test_each_verdict(told: str, kwargs: dict[str, Any]) -> None:
     assert told in verdict(**kwargs)
 
 
+@pytest.mark.parametrize(
+    ("paced_s", "told"),
+    [
+        (3.3, "limited by a bound at StoreToReplay (blocked 33%): raise samples_per_insert"),  # it holds the other up
+        (2.0, "limited by a bound at branch[1] (blocked 60%): raise max_lag, or drain its sibling faster"),
+    ],
+)
+def test_a_bound_is_named_where_its_knob_is(paced_s: float, told: str) -> None:
+    clock = Clock()
+    accounts = Accounts(["branch[1]", "StoreToReplay"], {"workers": 1}, frozenset({"workers"}), clock)
+    clock.now, accounts.groups["workers"].calls = 10.0, 1
+    accounts.knobs["StoreToReplay"] = "raise samples_per_insert"
+    accounts.nodes["branch[1]"].blocked_s, accounts.nodes["StoreToReplay"].blocked_s = 6.0, paced_s
+    assert snapshot(accounts, clock.now, 0, 0.0).verdict == told
+
+
 def test_an_empty_graph_of_the_driver_alone(local: Backend) -> None:
     with flowrl.run(flowrl.from_iterable(lambda: [1, 2]), local) as run:
         assert run.step(5) == [1, 2]

@@ -87,7 +87,9 @@ def test_the_other_simple_matchmakings() -> None:
     third = {f"main:{i}": pytest.approx(1 / 3) for i in (1, 2, 3)}
     assert league({"main": "uniform"}).chances("main") == third
     assert league({"main": "latest"}).chances("main") == {"main": 1.0}
-    assert league({"main": "mixed"}).chances("main") == {"main": 0.25, **{f"main:{i}": 0.25 for i in (1, 2, 3)}}
+    assert league({"main": "mixed"}).chances("main") == {
+        "main": 0.5, **{f"main:{i}": pytest.approx(1 / 6) for i in (1, 2, 3)}
+    }  # fmt: skip
     mixed = league({"main": Matchmaking(latest=1, uniform=3)}).chances("main")
     assert mixed == {"main": 0.25, **{f"main:{i}": pytest.approx(0.25) for i in (1, 2, 3)}}
 
