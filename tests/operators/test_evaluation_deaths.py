@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from flowrl.algorithms import PPOConfig
 from flowrl.errors import ActorDied
 from flowrl.failures import FailurePolicy
 from flowrl.testing import Delayed
+from tests.engine.losing import Nodes
 from tests.operators.test_evaluation import Judge, Trainer, graph, training
 from tests.rl.counting_envs import Walk
 
@@ -133,6 +135,16 @@ def test_it_stops_the_run(gather: str, policy: FailurePolicy, text: str) -> None
     assert "node 'EvaluateEvery'" in "".join(caught.value.__notes__)
 
 
+def test_weights_that_were_lost_with_the_learners_node_are_not_evaluated() -> None:
+    backend = Nodes(lambda name: "far" if name == "learner[0]" else "driver", likely=1.0)
+    with flowrl.run(graph(on_failure=QUICK), backend, seed=0) as running:
+        running.step(3)
+        backend.kill(running.actors["evaluators"][0])  # in the middle of the first evaluation
+        backend.lose_payloads("far")  # before it can be begun again
+        found = running.step(4)[-1].nodes["EvaluateEvery"]
+    assert (found["evaluations_dropped"], found["evaluations"], found["version"]) == (1, 1, 6)
+
+
 def test_deaths_with_answers_between_them_are_not_in_a_row() -> None:
     # A life has one evaluation, then two, then one, ...; were they as many each time, the fourth death would stop it.
     deaths = [2, 6, 9, 13, 16]
@@ -235,3 +247,42 @@ def test_a_run_is_saved_and_resumed_while_an_evaluator_is_away(tmp_path: Path, g
                 break
         assert (found["version"], found["evaluated_episodes"], found["return_mean"]) == (3, 4, 3)  # of its weights
         assert rest(resumed)["evaluations"] >= 2
+
+
+def test_a_save_waits_no_longer_than_it_may(tmp_path: Path) -> None:
+    backend = Delayed(0, die=dying(("evaluators[0]", 1)), likely=1.0)
+    with flowrl.run(graph("async", on_failure=Restart(3, backoff_s=50.0)), backend, seed=2) as running:
+        while not running.stats().groups["evaluators"].deaths:
+            running.step(1)
+        with pytest.raises(TimeoutError, match=r"not saved: evaluators\[0\] has not answered within timeout_s=3"):
+            running.save(tmp_path / "there", timeout_s=3)
+        assert not (tmp_path / "there").exists()
+        running.step(2)
+        running.save(tmp_path / "there")
+
+
+class Interrupting(Delayed):
+    """Ctrl-C in the middle of the first wait for a time to pass."""
+
+    pressed = False
+
+    def poll(self, sent: Any, timeout_s: float | None) -> Any:
+        if not sent and timeout_s and not self.pressed:
+            self.pressed = True
+            signal.raise_signal(signal.SIGINT)
+        return super().poll(sent, timeout_s)
+
+
+def test_ctrl_c_while_an_evaluator_is_waited_for_loses_nothing() -> None:
+    expected, _ = told(Local())
+    backend = Interrupting(0, die=dying(("evaluators[0]", 1)))
+    found: list[dict[str, Any]] = []
+    interrupts = 0
+    with flowrl.run(graph(on_failure=QUICK), backend, seed=2) as running:
+        while len(found) < 10:
+            try:
+                found.append(dict(next(running).nodes.get("EvaluateEvery", {})))
+            except KeyboardInterrupt:
+                interrupts += 1
+    assert (backend.pressed, interrupts) == (True, 1)
+    assert without("evaluations_restarted", found) == expected
