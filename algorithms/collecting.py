@@ -47,6 +47,9 @@ class CollectingConfig:
     """Evaluate after so many environment steps again and again, on an actor of its own; None: never."""
     evaluate_episodes: int = 20
     """Episodes of an evaluation, played greedily, without exploration."""
+    on_evaluator_failure: Restart | Raise = Restart(3)  # noqa: RUF009
+    """What the death of the evaluator's process means: it is started again and begins its evaluation again, or the run
+    stops."""
     video_dir: str | None = None
     """Where each evaluation leaves a video of its first episode; needs the extra `video`."""
 
@@ -57,7 +60,10 @@ class CollectingConfig:
         for name, kind in (("policy", rl.PolicySpec), ("env_options", rl.EnvOptions)):
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{name} must be {kind.__name__}(...), got {getattr(self, name)!r}")
-        check_policies(self, on_worker_failure=(Restart, Ignore, Raise), on_learner_failure=(Restart, Raise))
+        check_policies(
+            self, on_worker_failure=(Restart, Ignore, Raise), on_learner_failure=(Restart, Raise),
+            on_evaluator_failure=(Restart, Raise),
+        )  # fmt: skip
         check_whole("snapshot_every", self.snapshot_every)
         if not isinstance(self.env, str) and not callable(self.env):
             raise ValueError(f"env must be a Gymnasium id, 'package.module:Name' or a factory, got {self.env!r}")
@@ -117,7 +123,10 @@ def evaluated(trained: Flow[T], cfg: CollectingConfig, learner: ActorGroup[Any])
         rl.Evaluator, cfg.env, cfg.policy, env_kwargs=cfg.env_kwargs, env_options=cfg.env_options,
         num_envs=cfg.envs_per_worker, video_dir=cfg.video_dir, name="evaluators",
     )  # fmt: skip
-    every = EvaluateEvery(evaluators, learner, env_steps=cfg.evaluate_every_env_steps, episodes=cfg.evaluate_episodes)
+    every = EvaluateEvery(
+        evaluators, learner, env_steps=cfg.evaluate_every_env_steps, episodes=cfg.evaluate_episodes,
+        on_failure=cfg.on_evaluator_failure,
+    )  # fmt: skip
     return trained.for_each(every)
 
 

@@ -127,6 +127,8 @@ class Described:
             return [f"in_flight={node.in_flight}", *self._paced_by(node), f"on_failure={_failure(node.on_failure)}"]
         if isinstance(node, graph.Apply) and isinstance(node.op, AskOperator):
             return [f"in_flight={node.op.calls_in_flight}", *self._paced_by(node)]
+        if isinstance(node, graph.Apply) and node.op.replaced is not None:
+            return [f"on_failure={_failure(node.op.replaced.on_failure)}"]
         return []
 
     def paced(self, node: graph.Node) -> tuple[str, str] | None:
@@ -246,6 +248,8 @@ class _Only:
 
 def _said_elsewhere(op: Any, entry: dataclasses.Field[Any]) -> bool:
     if isinstance(op, AskOperator) and entry.name == "in_flight":  # a bound
+        return True
+    if op.replaced is not None and entry.name == "on_failure":
         return True
     return entry.default is None and getattr(op, entry.name) is None
 

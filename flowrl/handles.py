@@ -267,6 +267,11 @@ class Pending(Generic[T]):
         return bool(self.call.lost)
 
     @property
+    def undelivered(self) -> bool:
+        """Whether it is lost because what it was asked with was, with a node; the actor itself may be up."""
+        return bool(self.call.undelivered)
+
+    @property
     def ref(self) -> Ref[T]:
         """A reference to the answer, also while it is still out; other actors may be sent it."""
         return self.run.ref_to(self.call)

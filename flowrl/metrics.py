@@ -227,10 +227,13 @@ class Table:
         return None if cell is None else cell.read()
 
     def window(self, name: str) -> list[float]:
-        """The newest values of a list metric, over all nodes and policies that recorded it."""
-        return [
-            v for (_, _, n), cell in self._cells.items() if n == name and cell.window is not None for v in cell.window
-        ]
+        """The newest values of a list metric, over all nodes that recorded it.
+
+        Where some are of no policy (an episode's, of all its agents together), those of single policies are no part.
+        """
+        found = [(policy, cell.window) for (_, policy, n), cell in self._cells.items() if n == name]
+        of_all = [values for policy, values in found if policy is None and values is not None]
+        return [v for values in of_all or [values for _, values in found if values is not None] for v in values]
 
     def count(self, name: str) -> float:
         """How many values a list metric, or what total a sum metric, got over all nodes."""

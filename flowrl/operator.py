@@ -86,6 +86,16 @@ class Context:
         """The actors of the run whose class has a method of this name, sources first."""
         return self._need_run("having").having(method)
 
+    def up(self, actor: ActorHandle[Any], *, wait: bool = False) -> bool:
+        """Whether an actor's process is up, as its failure policy has decided where it has died.
+
+        wait: one that is being started again is waited for.
+
+        Raises:
+            ActorDied: it has died, and its policy does not go on.
+        """
+        return bool(self._need_run("up").is_up(actor, wait=wait))
+
     @property
     def deterministic(self) -> bool:
         """Whether timing cannot change the numbers of the run's graph (`explain()` says why)."""
@@ -117,6 +127,18 @@ class Context:
         return self._run
 
 
+@dataclass(frozen=True)
+class Replaced:
+    """A group of actors that keep nothing from call to call, and what their death means.
+
+    One that is started again has the seed of the first, so it answers as that would have; what was asked of the dead
+    one is lost, and whoever asked it asks again (`Pending.lost`, `Context.up`).
+    """
+
+    group: ActorGroup[Any]
+    on_failure: FailurePolicy
+
+
 @dataclass
 class Operator(Generic[In, Out]):
     """A node's work. A dataclass: its fields are configuration and never change, its repr is its label.
@@ -135,6 +157,11 @@ class Operator(Generic[In, Out]):
     def required_columns(self) -> frozenset[str]:
         """The batch columns that items must have; `needs`, unless the configuration says more."""
         return self.needs
+
+    @property
+    def replaced(self) -> Replaced | None:
+        """Actors that it asks beside the items, where they may outlive their deaths; None, the default: of no group."""
+        return None
 
     def open(self) -> None:
         """Makes the run state. Called once a run (and once a shard) on a copy of the operator."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
-from flowrl.handles import ActorGroup, Pending
+from flowrl.errors import ActorDied, PayloadLost
+from flowrl.failures import FailurePolicy, Restart
+from flowrl.handles import ActorGroup, ActorHandle, Pending
 from flowrl.numbers import check_whole
-from flowrl.operator import Context, Operator
+from flowrl.operator import Context, Operator, Replaced
+from flowrl.ref import Ref
 from flowrl.rl.evaluation import Evaluation
 
 
@@ -23,12 +26,21 @@ class EvaluateEvery(Operator[Any, Any]):
     where the next one is due before, it begins afterwards.
 
     Metrics: return_mean, return_ci95 (half the width of the mean's 95% interval), length_mean, version and env_steps
-    (when it began) of the newest; evaluations and evaluated_episodes so far.
+    (when it began) of the newest; evaluations and evaluated_episodes so far. Of deaths: evaluations_restarted, how
+    often what an evaluator had was begun again; evaluations_dropped, of which nothing is reported.
 
-    evaluators: a group of `flowrl.rl.Evaluator`, which share the episodes.
+    evaluators: a group of `flowrl.rl.Evaluator`, which share the episodes. Those of a class of your own are asked
+        evaluate(episodes, number, deterministic, weights, version), and with Ignore() also share=(which, of how many)
+        once one of them has died.
     learner: whose published weights are evaluated.
     env_steps: of training, from one evaluation to the next; the first comes after as many.
     episodes: of one evaluation. deterministic: whether the most probable actions are taken, or sampled ones.
+    on_failure: what the death of an evaluator means. Restart(n) starts it again, up to n times in a row, and it begins
+        again what it had, with the same weights and seeds: nothing else comes out than without the death. Ignore()
+        drops the evaluation, and the living share the next ones; with the last one the run stops. Raise() stops it.
+
+    Raises:
+        ValueError: a number below 1, a group that cannot evaluate, or no failure policy.
     """
 
     wants: ClassVar[Literal["value", "reference"]] = "reference"
@@ -39,12 +51,21 @@ class EvaluateEvery(Operator[Any, Any]):
     env_steps: int
     episodes: int = 20
     deterministic: bool = True
+    on_failure: FailurePolicy = Restart(3)  # noqa: RUF009  (frozen)
 
     def __post_init__(self) -> None:
         for name in ("env_steps", "episodes"):
             check_whole(name, getattr(self, name))
         if not hasattr(self.evaluators.actor_class, "evaluate"):
             raise ValueError(f"EvaluateEvery needs a group of evaluators, {self.evaluators!r} cannot evaluate")
+        if not isinstance(self.on_failure, FailurePolicy):
+            raise ValueError(
+                f"EvaluateEvery: on_failure must be Restart(...), Ignore() or Raise(), got {self.on_failure!r}"
+            )
+
+    @property
+    def replaced(self) -> Replaced:
+        return Replaced(self.evaluators, self.on_failure)
 
     def open(self) -> None:
         self._begun = 0  # evaluations so far, which is also the seed of the next
@@ -52,15 +73,15 @@ class EvaluateEvery(Operator[Any, Any]):
         self._out: _Out | None = None
 
     def process(self, value: Any, ctx: Context) -> Iterable[Any]:
-        if self._out is not None and (ctx.deterministic or self._out.done):
-            self._take(ctx)
+        if self._out is not None:
+            self._look(self._out, ctx, wait=ctx.deterministic)
         if self._out is None and ctx.env_steps // self.env_steps > self._periods:
             self._begin(ctx)
         yield value
 
     def finish(self, ctx: Context) -> Iterable[Any]:
         if self._out is not None:
-            self._take(ctx)
+            self._look(self._out, ctx, wait=True)
         return ()
 
     def _begin(self, ctx: Context) -> None:
@@ -69,17 +90,49 @@ class EvaluateEvery(Operator[Any, Any]):
             return
         version, weights = newest
         self._periods = ctx.env_steps // self.env_steps
-        asked = tuple(
-            handle.ask("evaluate", self.episodes, self._begun, self.deterministic, weights, version)
-            for handle in ctx.actors(self.evaluators)
-        )
-        self._out = _Out(asked, version, ctx.env_steps)
+        self._out = _Out(version, ctx.env_steps, weights)
         self._begun += 1
+        self._share_out(self._out, ctx)
 
-    def _take(self, ctx: Context) -> None:
-        assert self._out is not None
-        out, self._out = self._out, None
-        whole = out.evaluation()
+    def _share_out(self, out: _Out, ctx: Context) -> None:
+        """Asks each evaluator for its share; with Restart one that is away is asked when it is up."""
+        up = {one: ctx.up(one, wait=ctx.deterministic) for one in ctx.actors(self.evaluators)}
+        crew = [one for one in up if up[one] or isinstance(self.on_failure, Restart)]
+        whole = len(crew) == len(up)
+        out.shares = [_Share(one, {} if whole else {"share": (k, len(crew))}) for k, one in enumerate(crew)]
+        for share in out.shares:
+            if up[share.evaluator]:
+                self._ask(share, out)
+
+    def _ask(self, share: _Share, out: _Out) -> None:
+        number = self._begun - 1
+        share.asked = share.evaluator.ask(
+            "evaluate", self.episodes, number, self.deterministic, out.weights, out.version, **share.given
+        )
+
+    def _look(self, out: _Out, ctx: Context, *, wait: bool) -> None:
+        """Begins again what was lost, and takes the evaluation in if it is whole; waits for that, if asked to."""
+        if out.shares is None:  # resumed
+            self._share_out(out, ctx)
+        for share in out.shares or ():
+            while share.lacks(wait=wait):
+                up = ctx.up(share.evaluator, wait=wait)  # or the run stops
+                lost, share.asked = share.asked, None
+                if not isinstance(self.on_failure, Restart) or (lost is not None and lost.undelivered):
+                    self._out = None
+                    ctx.metrics.add("evaluations_dropped")
+                    return
+                if lost is not None:
+                    ctx.metrics.add("evaluations_restarted")
+                if not up:
+                    break
+                self._ask(share, out)
+        whole = out.whole()
+        if whole is not None:
+            self._take(out, whole, ctx)
+
+    def _take(self, out: _Out, whole: Evaluation, ctx: Context) -> None:
+        self._out = None
         figures = {
             "return_mean": whole.mean,
             "return_ci95": whole.ci95,
@@ -93,31 +146,70 @@ class EvaluateEvery(Operator[Any, Any]):
         ctx.metrics.add("evaluations")
 
     def get_state(self) -> dict[str, Any]:
-        out = self._out
-        if out is not None:
-            whole = out.evaluation()
-            out = _Out((), out.version, out.env_steps, (whole.returns, whole.lengths))
-        return {"begun": self._begun, "periods": self._periods, "out": None if out is None else out[1:]}
+        return {
+            "begun": self._begun,
+            "periods": self._periods,
+            "out": None if self._out is None else self._out.get_state(),
+        }
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._begun, self._periods = state["begun"], state["periods"]
-        self._out = None if state["out"] is None else _Out((), *state["out"])
+        self._out = None if state["out"] is None else _Out.from_state(*state["out"])
 
 
-class _Out(NamedTuple):
-    """An evaluation that is out, or (resumed) one that was."""
+@dataclass
+class _Share:
+    """What one evaluator plays of an evaluation; `asked` is None while it is away."""
 
-    asked: tuple[Pending[Any], ...]
+    evaluator: ActorHandle[Any]
+    given: dict[str, Any]
+    asked: Pending[Any] | None = None
+    part: Evaluation | None = None
+    there: bool = False
+
+    def lacks(self, *, wait: bool) -> bool:
+        """Whether it is to be asked (again); whatever else it is, its part is there or on its way."""
+        if self.there or self.asked is None:
+            return not self.there
+        try:
+            if wait or self.asked.done:
+                self.part, self.there = self.asked.result(), True
+        except ActorDied:
+            if not self.asked.lost:  # the evaluator has raised it
+                raise
+        except PayloadLost:
+            return True
+        return self.asked.lost
+
+
+@dataclass
+class _Out:
+    """An evaluation that is out: its shares, or (resumed) None of them yet, or all that was found."""
+
     version: int
     env_steps: int
-    answered: tuple[tuple[float, ...], tuple[int, ...]] | None = None
+    weights: Ref[Any] | None
+    shares: Sequence[_Share] | None = None
+    found: Evaluation | None = None
 
-    @property
-    def done(self) -> bool:
-        return all(pending.done for pending in self.asked)
+    def whole(self) -> Evaluation | None:
+        """All episodes, once all are there."""
+        if self.found is None and self.shares and all(share.there for share in self.shares):
+            self.found = Evaluation.concat([share.part for share in self.shares if share.part is not None])
+        return self.found
 
-    def evaluation(self) -> Evaluation:
-        """All evaluators' episodes, awaited."""
-        if self.answered is not None:
-            return Evaluation(*self.answered)
-        return Evaluation.concat([part for part in (pending.result() for pending in self.asked) if part is not None])
+    def get_state(self) -> tuple[Any, ...]:
+        """What was found; where a part is lost the weights, with which all of it is begun again."""
+        for share in self.shares or ():
+            share.lacks(wait=True)
+        whole = self.whole()
+        if whole is None:
+            return self.version, self.env_steps, None, self.weights
+        return self.version, self.env_steps, (whole.returns, whole.lengths)
+
+    @staticmethod
+    def from_state(version: int, env_steps: int, found: Any, weights: Ref[Any] | None = None) -> _Out:
+        """The same again."""
+        if found is not None:
+            return _Out(version, env_steps, None, (), Evaluation(*found))
+        return _Out(version, env_steps, weights)

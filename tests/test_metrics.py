@@ -33,6 +33,15 @@ def test_a_list_keeps_the_newest_and_counts_all():
     assert table.count("r") == WINDOW + 50
 
 
+def test_what_is_of_all_policies_together_is_not_mixed_with_what_is_of_each():
+    table = Table()
+    table.merge(deltas_of("a", {"r": Listed((30.0,)), ("ppo", "r"): Listed((10.0,)), ("dqn", "r"): Listed((20.0,))}))
+    table.merge(deltas_of("b", {"r": Listed((40.0,))}))
+    assert table.window("r") == [30.0, 40.0]
+    table.merge(deltas_of("a", {("ppo", "s"): Listed((1.0,)), ("dqn", "s"): Listed((2.0,))}))
+    assert table.window("s") == [1.0, 2.0]
+
+
 def test_the_policy_is_part_of_the_key():
     table = Table()
     table.merge(deltas_of("train", {("ppo", "loss"): 1.0, ("dqn", "loss"): 2.0, "loss": 3.0}))

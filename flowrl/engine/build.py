@@ -22,6 +22,7 @@ from flowrl.engine.host import Start
 from flowrl.engine.kept import Keeper
 from flowrl.engine.limiter import Limiter
 from flowrl.engine.pickling import Handed, copied, own_copy, pickled
+from flowrl.engine.replaced import Replacer
 from flowrl.engine.replay import ReplayCursor, StoreCursor
 from flowrl.engine.served import ServedAsyncGatherCursor, ServedSyncGatherCursor
 from flowrl.engine.shard import Pipeline
@@ -31,7 +32,7 @@ from flowrl.engine.stragglers import TimedSyncGatherCursor
 from flowrl.engine.view import NodeView
 from flowrl.errors import GraphError
 from flowrl.handles import ActorGroup, Apart
-from flowrl.operator import AskOperator, Context
+from flowrl.operator import AskOperator, Context, Operator
 from flowrl.pacing import Pacing
 from flowrl.wiring import check_depth
 
@@ -122,6 +123,7 @@ class _Builder:
             stage = Stage(name, own_copy(node.op, name, node.where), self._context(node))
             stage.open()
             engine.stages.append(stage)
+            self._replace(node, stage.op)
             group = graph.stored_in(node)
             if group is not None:
                 return StoreCursor(name, engine, above[0], stage, self._limiter(node, group))
@@ -146,6 +148,12 @@ class _Builder:
             return None
         states = self.engine.states[graph.full_name(node, kept.group, self.groups)]
         return Keeper(self.engine, self.names[node], states, kept)
+
+    def _replace(self, node: graph.Node, op: Operator[Any, Any]) -> None:
+        replaced = op.replaced
+        if replaced is not None:
+            name = graph.full_name(node, replaced.group, self.groups)
+            Replacer(self.engine, self.names[node], name, replaced.on_failure)
 
     def _context(self, node: graph.Node) -> Context:
         return Context(self.names[node], NodeView(self.engine, self.names[node], node.prefix))
@@ -255,7 +263,7 @@ def _start_body(engine: Engine, name: str, group: ActorGroup[Any], pipelines: Ma
         values = {
             "index": state.index,
             "count": engine.counts[name],
-            "seed": engine.seed_of(name, state.index, state.incarnation),
+            "seed": engine.seed_of(name, state.index, 0 if name in engine.replaced else state.incarnation),
             "incarnation": state.incarnation,
         }
         at = state.index if differ > 1 else 0

@@ -34,18 +34,18 @@ class ActorState:
     """What the driver knows of one actor: its mailbox of held tells, its incarnation, whether it is up.
 
     up: its object is made. restarting: it died and is on its way up again. alive: neither of the two only where it is
-    gone for good. leaving: its group shrinks, and it is asked for nothing new (any more). resumes: a new incarnation
-    goes on behind the `given` items that were taken in.
+    gone for good. answers: to what it was asked, in all lives. leaving: its group shrinks, and it is asked for nothing
+    new (any more). resumes: a new incarnation goes on behind the `given` items that were taken in.
     """
 
     __slots__ = (
-        "actor", "actor_class", "alive", "given", "group", "incarnation", "index", "leaving", "mail", "published",
-        "pull_messages", "restarting", "resumes", "shards", "up",
+        "actor", "actor_class", "alive", "answers", "given", "group", "incarnation", "index", "leaving", "mail",
+        "published", "pull_messages", "restarting", "resumes", "shards", "up",
     )  # fmt: skip
 
     def __init__(self, group: str, index: int, actor_class: Any, actor: Any):
         self.group, self.index, self.actor_class, self.actor = group, index, actor_class, actor
-        self.incarnation = 0
+        self.incarnation = self.answers = 0
         self.alive, self.up, self.restarting, self.leaving = True, False, False, False
         self.mail: list[Tell] = []
         self.published: tuple[int, Ref[Any]] | None = None
@@ -328,6 +328,13 @@ class Calls:
             self.accounts.waited(perf_counter() - started)
         return self._take(ready)
 
+    def wait_or_pass(self, calls: Sequence[Call], timeout_s: float | None, mode: Mode) -> None:
+        """Waits as `wait` does; where there is no call, lets timeout_s go by."""
+        if calls:
+            self.wait(calls, timeout_s, mode=mode)
+        elif timeout_s is not None:
+            self._polled([], timeout_s, mode)
+
     def _may_hold(self, timeout_s: float | None) -> bool:
         """Whether this wait may leave tells out.
 
@@ -437,6 +444,7 @@ class Calls:
             return  # a gather merges the metrics of its shards, in an order that timing cannot change
         self.accounts.answer(call.actor.group, call.stats, record, starting=call.kind in NO_WORK)
         if call.kind != "pull":
+            call.actor.answers += call.kind == "ask"
             self.merge_metrics(call)
         for node, label, failure in record.tell_errors:
             self.failed.append((node, f"the tell {label!r}", call.actor, failure))

@@ -51,6 +51,7 @@ class Engine:
         self.described: Any = None  # (root, names, groups) of the graph
         self.counts: dict[str, int] = {}  # by group, as constructors are told
         self.holding = False  # while it is saved: no step begins in which a server is asked
+        self.replaced: set[str] = set()  # groups of whose actors every life has the same seed
         self.retired: dict[str, list[int]] = {}  # incarnations by group and index, of those gone too
         self.gone: dict[tuple[str, int], ActorState] = {}  # removed by run.resize, and not replaced
         self.resizing = threading.Lock()

@@ -216,15 +216,16 @@ class Lives:
             fire()
         return None
 
-    def settle_deaths(self) -> None:
-        """Decides on the deaths that were noticed since the last time.
+    def settle_deaths(self, only: ActorState | None = None) -> None:
+        """Decides on the deaths that were noticed since the last time; on those of one actor, if it is given.
 
         Raises:
             ActorDied: the policy does not go on, or nobody's policy covers the actor.
         """
         deaths = self._engine.calls.deaths
-        while deaths:
-            state, incarnation, reason = deaths.pop(0)
+        while found := [death for death in deaths if only in (None, death[0])]:
+            state, incarnation, reason = found[0]
+            deaths.remove(found[0])
             if incarnation == state.incarnation and state.alive:
                 self._died(state, reason)
 

@@ -22,7 +22,6 @@ from flowrl.engine.interrupts import MAIN
 from flowrl.engine.learned import Learned
 from flowrl.engine.stats import Stats, snapshot
 from flowrl.engine.token import Token
-from flowrl.engine.view import newest_published
 from flowrl.errors import FlowError, GraphError
 from flowrl.flow import Flow, ParallelFlow
 from flowrl.given import short, whole
@@ -242,26 +241,15 @@ class Run(Learned, Iterator[T], Generic[T]):
 
         The run's evaluators share the episodes, where it has some; otherwise a rollout worker plays them between two
         pulls. Training's random streams are not touched. Returns an `Evaluation` (returns, lengths, mean, interval).
+        Where one of those that play dies, its failure policy has the say, and the evaluation is begun again.
 
         Raises:
             LookupError: no actor of this run can evaluate (evaluators and rollout workers can).
+            ActorDied: one has died and its policy does not go on; the run has stopped.
         """
-        able = [states for states in self._engine.states.values() if hasattr(states[0].actor_class, "evaluate")]
-        if not able:
-            raise LookupError("no actor of this run can evaluate; evaluators and rollout workers can")
-        apart = next((states for states in able if getattr(states[0].actor_class, "evaluates", False)), None)
-        self._evaluations += 1
-        seed = self._engine.seed_of("evaluation", self._evaluations)
-        given: dict[str, Any] = {"deterministic": deterministic}
-        newest = [out for states in self._engine.states.values() if (out := newest_published(states)) is not None]
-        if len(newest) == 1:
-            given["version"], given["weights"] = newest[0]
-        asked = [
-            self._engine.handle(state, "evaluate", held=False).ask("evaluate", episodes, seed, **given)
-            for state in ([state for state in able[0] if state.up][:1] or able[0][:1] if apart is None else apart)
-        ]
-        parts = [part for part in (pending.result() for pending in asked) if part is not None]
-        return parts[0] if len(parts) == 1 else type(parts[0]).concat(parts)
+        from flowrl.engine.evaluating import evaluate_run
+
+        return evaluate_run(self, episodes, deterministic)
 
     def save(
         self,

@@ -113,14 +113,16 @@ def _settle(engine: Engine, until: float, timeout_s: float) -> None:
             raise RunFailed from error
         left = until - backend.now()
         late = [call for call in list(calls.pending.values()) if call.sent.record is None]
-        if left <= 0 and late:
-            names = ", ".join(sorted({f"{call.actor.name} ({call.label})" for call in late})[:8])
+        away = {state.name for states in engine.states.values() for state in states if state.restarting}
+        if left <= 0 and (late or away):
+            names = ", ".join(sorted({f"{call.actor.name} ({call.label})" for call in late} | away)[:8])
             raise TimeoutError(
                 f"not saved: {names} has not answered within timeout_s={timeout_s:g}; the run goes on as before"
             )
-        if any(state.restarting for states in engine.states.values() for state in states):
+        if away:
             due = engine.lives.fire_timers()
-            calls.wait(None, left if due is None else min(left, due))
+            # Everything that is out, and where nothing is, the time until somebody is started again.
+            calls.wait_or_pass(list(calls.pending.values()), left if due is None else min(left, due), Mode.WAITING)
         elif steps := turns(engine):
             calls.wait(steps, left)
         elif late:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from flowrl.engine.replaced import wait_up
 from flowrl.handles import ActorGroup, ActorHandle, Pending
 from flowrl.ref import Ref
 
@@ -42,6 +43,14 @@ class NodeView:
     def living_of(self, group: ActorGroup[Any]) -> tuple[ActorHandle[Any], ...]:
         """Those of `actors_of` whose process is up."""
         return tuple(handle for handle in self.actors_of(group) if self.engine.state_of(handle).up)
+
+    def is_up(self, handle: ActorHandle[Any], *, wait: bool) -> bool:
+        """Whether the actor's process is up, once what is known of its death is decided."""
+        state = self.engine.state_of(handle)
+        self.engine.lives.settle_deaths(state)
+        if wait:
+            wait_up(self.engine, state)
+        return state.up
 
     def seed(self) -> int:
         """The seed of the node's own random stream."""

@@ -30,7 +30,7 @@ class Evaluator:
         policy: what the policy is made of, as of the learner.
         num_envs: copies that are stepped together.
         max_steps: an episode that goes on for longer is an error, since it may never end.
-        video_dir: where the first evaluator puts a video of the first episode of each evaluation.
+        video_dir: where the first of those that share an evaluation puts a video of its first episode.
         index, count: which evaluator of how many; the engine gives them.
         seed: of its environments and sampled actions; the engine gives it.
 
@@ -67,7 +67,7 @@ class Evaluator:
         self._stream = (
             seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed, spawn_key=(index,))
         )
-        self._video_dir = video_dir if index == 0 else None
+        self._video_dir = video_dir
         if self._video_dir is not None:
             Recording(self._video_dir).check()
         self._net: Inference | None = None
@@ -79,6 +79,7 @@ class Evaluator:
         deterministic: bool = True,
         weights: npt.NDArray[np.float32] | None = None,
         version: int | None = None,
+        share: tuple[int, int] | None = None,
     ) -> Answer[Evaluation | None]:
         """This evaluator's share of an Evaluation of `episodes`; None where that is no episode.
 
@@ -87,18 +88,21 @@ class Evaluator:
             seed: which evaluation; the same one has the same environments and chance.
             deterministic: whether the most probable action is taken.
             weights, version: of the policy, flat.
+            share: (which, of how many) parts of the episodes it plays, where not all evaluators of its group share
+                them; None: its own, by its index.
 
         Raises:
             ValueError: no weights, or not of this policy; no episode at all.
         """
         if weights is None:
             raise ValueError("an Evaluator has no weights of its own; give evaluate(weights=...)")
-        share = quotas(episodes, self._count)[self._index]
-        if share == 0:
+        part, parts = (self._index, self._count) if share is None else share
+        quota = quotas(episodes, parts)[part]
+        if quota == 0:
             return Answer(None, policy_version=version, env_steps=0)
         net = self._loaded(weights)
         stream = child(self._stream, EVALUATION_KEY, seed)
-        envs = min(self._num_envs, share)
+        envs = min(self._num_envs, quota)
 
         def make(seeds: np.random.SeedSequence) -> VectorSource:
             return make_vector_env(
@@ -109,11 +113,11 @@ class Evaluator:
                 worker_index=self._index,
                 num_workers=self._count,
                 seeds=seeds,
-                recording=self._recording(version),
+                recording=self._recording(version) if part == 0 else None,
             )
 
         who = f"an evaluation by evaluator {self._index} of {self._count}"
-        result = evaluate(net, make, share, stream, deterministic=deterministic, who=who, max_steps=self._max_steps)
+        result = evaluate(net, make, quota, stream, deterministic=deterministic, who=who, max_steps=self._max_steps)
         return Answer(result, policy_version=version, env_steps=0)
 
     def _loaded(self, weights: npt.NDArray[np.float32]) -> Inference:

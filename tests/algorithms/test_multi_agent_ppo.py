@@ -38,6 +38,18 @@ def test_it_learns_to_answer_signals(policies: Any, critic: Any) -> None:
         assert all(table["return_std"] > 0 for table in summary.learner.values())
 
 
+@pytest.mark.parametrize("policies", ["shared", "independent"])
+def test_a_summary_tells_what_all_agents_get_together(policies: Any) -> None:
+    with flowrl.run(config(policies=policies).graph(), Local(isolate=False), seed=0) as run:
+        summary = run.step(2)[-1]
+    table = summary.nodes["ParallelRollouts"]
+    names = ("shared",) if policies == "shared" else ("a", "b")
+    assert summary.episode_return_mean == table["episode_return"]
+    agents = {name: table[f"{name}/episode_return"] for name in names}
+    of_two = 2 * agents["shared"] if policies == "shared" else sum(agents.values())
+    assert summary.episode_return_mean == pytest.approx(of_two, rel=0.2)  # over other windows of 100
+
+
 def test_agents_that_die_are_trained_on_while_they_lived(ray_session: None) -> None:
     ppo = PPOConfig(policy=PolicySpec(hidden=(4,)), batch_steps=96)
     cfg = config(env=Falling, critic="central", unroll=24, ppo=ppo)  # whole episodes of three steps

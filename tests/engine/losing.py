@@ -69,5 +69,9 @@ class Nodes(Delayed):
         gone = [name for name, home in self._homes.items() if home == node]
         for name in gone:
             self.kill(self._actors[name].host.me)
-        self._lost |= {id(payload) for payload in self._placed if payload.node == node}
+        self.lose_payloads(node)
         return gone
+
+    def lose_payloads(self, node: str) -> None:
+        """What lies on the node is gone, and its actors live."""
+        self._lost |= {id(payload) for payload in self._placed if payload.node == node}

@@ -59,10 +59,10 @@ class Judge:
         return Answer(Evaluation((float(version + 1000 * seed),) * share, (5 + deterministic,) * share), env_steps=0)
 
 
-def graph(gather: str = "sync", judges: int = 1, **kwargs: Any) -> flowrl.Flow[Any]:
+def graph(gather: str = "sync", judges: int = 1, kind: Any = Judge, **kwargs: Any) -> flowrl.Flow[Any]:
     workers = flowrl.actors(Worker, count=1, name="workers")
     learner = flowrl.actor(Trainer, name="learner")
-    evaluators = flowrl.actors(Judge, count=judges, name="evaluators")
+    evaluators = flowrl.actors(kind, count=judges, name="evaluators")
     rollouts = flowrl.from_actors(workers, "sample")
     gathered = rollouts.gather_sync() if gather == "sync" else rollouts.gather_async(num_async=1)
     kwargs = {"env_steps": 30, "episodes": 4, **kwargs}
@@ -150,7 +150,8 @@ def test_an_evaluation_that_is_out_is_saved_with_its_answer() -> None:
         state = stage.op.get_state()
         assert state == {"begun": 1, "periods": 1, "out": (3, 30, ((3.0,) * 4, (6,) * 4))}
         op.set_state(state)
-        op._take(stage.ctx)
+        out: Any = op._out
+        op._look(out, stage.ctx, wait=False)
         op.set_state({**state, "out": None})
         assert (op._begun, op._out) == (1, None)
         running.step(1)
@@ -168,7 +169,7 @@ def test_what_it_refuses() -> None:
 
 
 # with real parts
-def training(evaluated: bool, *, sampled: bool = False) -> flowrl.Flow[Any]:
+def training(evaluated: bool, *, sampled: bool = False, **kwargs: Any) -> flowrl.Flow[Any]:
     """A2C-like steps on a random walk."""
     spec = PolicySpec(hidden=(8,))
     workers = flowrl.actors(RolloutWorker, Walk, spec, steps=16, num_envs=2, count=2, name="workers")
@@ -183,7 +184,8 @@ def training(evaluated: bool, *, sampled: bool = False) -> flowrl.Flow[Any]:
         .for_each(SendWeights(learner, to=workers))
     )
     if evaluated:
-        flow = flow.for_each(EvaluateEvery(evaluators, learner, env_steps=60, episodes=5, deterministic=not sampled))
+        every = EvaluateEvery(evaluators, learner, env_steps=60, episodes=5, deterministic=not sampled, **kwargs)
+        flow = flow.for_each(every)
     return flow.for_each(ReportMetrics())
 
 

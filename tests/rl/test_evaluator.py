@@ -41,6 +41,14 @@ def test_each_evaluator_plays_its_share() -> None:
     assert Evaluator(Walk, SPEC, index=2, count=3).evaluate(2, weights=weights()).payload is None
 
 
+def test_those_that_are_left_share_all_episodes() -> None:
+    left = [Evaluator(Walk, SPEC, index=index, count=3, seed=0) for index in (0, 2)]
+    shares = [one.evaluate(5, weights=weights(), share=(place, 2)).payload for place, one in enumerate(left)]
+    assert [share.episodes for share in shares if share] == [3, 2]
+    own = left[1].evaluate(6, weights=weights()).payload
+    assert left[1].evaluate(4, weights=weights(), share=(1, 2)).payload == own  # the streams are its own
+
+
 def test_the_same_evaluation_again_is_the_same() -> None:
     evaluator, twin = (Evaluator(Walk, SPEC, num_envs=2, seed=4) for _ in range(2))
     first = evaluator.evaluate(5, 1, False, weights())
@@ -132,8 +140,11 @@ def test_the_first_episode_of_each_evaluation_becomes_a_video(tmp_path: Path, cl
     assert sorted(path.name for path in (tmp_path / "videos").iterdir()) == [name for name, _ in clips]
     plain = Evaluator(Drawn, SPEC, num_envs=2, seed=0).evaluate(4, 0, True, weights(Drawn), 3).payload
     assert plain == found
-    Evaluator(Drawn, SPEC, video_dir=tmp_path, index=1, count=2).evaluate(2, weights=weights(Drawn))
-    assert len(clips) == 2  # the first evaluator alone records
+    other = Evaluator(Drawn, SPEC, video_dir=tmp_path, index=1, count=2)
+    other.evaluate(2, weights=weights(Drawn))
+    assert len(clips) == 2  # the first of those that share it alone records
+    other.evaluate(2, weights=weights(Drawn), version=9, share=(0, 1))
+    assert clips[-1][0] == "version-9-episode-0.mp4"
 
 
 def test_an_environment_that_draws_nothing(tmp_path: Path, clips: list[tuple[str, int]]) -> None:

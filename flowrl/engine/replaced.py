@@ -1,0 +1,103 @@
+"""Actors without a state of their own, which an operator asks beside the items: what their deaths mean."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flowrl.engine.calls import ActorState
+from flowrl.engine.interrupts import Mode
+from flowrl.errors import ActorDied
+from flowrl.failures import FailurePolicy, Ignore, Restart
+
+if TYPE_CHECKING:
+    from flowrl.engine.core import Engine
+
+GRACE_S = 3.0  # how long an operator that was interrupted may still wait for an actor
+
+
+class Replacer:
+    """Decides what the death of such an actor means: another takes its place, with the same seed, or none does.
+
+    Deaths are in a row while nothing is answered between them, or each comes after as many answers as the last.
+    """
+
+    of_sources = False  # what Lives greets last
+    closed = False  # it watches to the end
+
+    def __init__(self, run: Engine, node: str, group: str, policy: FailurePolicy):
+        self.run, self.node, self.group, self.policy = run, node, group, policy
+        states = run.states[group]
+        self._restarts = dict.fromkeys(states, 0)  # in a row
+        self._lives: dict[
+            ActorState, tuple[int, int]
+        ] = {}  # answers until the last death, and in the life that it ended
+        run.replaced.add(group)
+        for state in states:
+            run.watch(state, self)
+
+    def died(self, state: ActorState, reason: str) -> None:
+        """Its process has ended.
+
+        Raises:
+            ActorDied: the policy does not go on, it has died too often in a row, or it was the last.
+        """
+        run, policy = self.run, self.policy
+        if isinstance(policy, Ignore):
+            run.accounts.merge([(self.group, None, "actors_lost", "sum", 1.0, 1.0)])
+            if any(other.up for other in run.states[self.group]):
+                return
+            raise ActorDied(
+                f"every actor of {self.group} has died; the last was {state.name}: {reason}; node {self.node} has "
+                f"on_failure={policy!r} (Restart(n) starts them again)"
+            )
+        tries = self._in_a_row(state)
+        if isinstance(policy, Restart) and tries < policy.times:
+            self._restarts[state] += 1
+            run.restart(state, policy.backoff_s * 2**tries)
+            return
+        tried = f" after {tries} restarts" if tries else ""
+        raise ActorDied(
+            f"{state.name} died{tried}: {reason}; node {self.node} has on_failure={policy!r} "
+            "(Restart(n) starts it again, Ignore() goes on without it)"
+        )
+
+    def _in_a_row(self, state: ActorState) -> int:
+        before, last = self._lives.get(state, (0, -1))
+        answers = state.answers - before
+        self._lives[state] = state.answers, answers
+        if answers not in (0, last):
+            self._restarts[state] = 0
+        return self._restarts[state]
+
+    def restarted(self, state: ActorState) -> None:
+        """It is up again: whoever asked its predecessor sees to what was lost."""
+
+
+def wait_up(engine: Engine, state: ActorState) -> None:
+    """Waits, in the middle of an item, for an actor that is on its way up, until it is up or will not come.
+
+    Raises:
+        ActorDied: it has died again, and its policy does not go on.
+        KeyboardInterrupt: it was not up within a grace.
+    """
+    items = [(stage.ctx, stage.ctx.item_id) for stage in engine.stages]  # which greetings change
+    calls, until = engine.calls, float("inf")
+    try:
+        while state.restarting:
+            due = engine.lives.fire_timers()
+            engine.lives.settle_deaths(state)  # it may have died again, or found no room
+            starts = [call for call in list(calls.pending.values()) if call.kind == "start" and call.actor is state]
+            now = engine.backend.now()
+            if now >= until:
+                raise KeyboardInterrupt
+            left = min(until - now, until if due is None else due)
+            try:
+                calls.wait_or_pass(starts, None if left == float("inf") else left, Mode.ASKING)
+            except KeyboardInterrupt:
+                if not engine.interrupts.woke:
+                    raise
+                engine.interrupts.woke = False
+                until = engine.backend.now() + GRACE_S
+    finally:
+        for ctx, item in items:
+            ctx.item_id = item
