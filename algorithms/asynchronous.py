@@ -26,6 +26,8 @@ class AsynchronousConfig(CollectingConfig):
     """Environment steps that are trained on together, at least: fragments side by side."""
     learners: int = 1
     """Learners; several share each batch and take the same steps, exchanging gradients."""
+    peer_timeout_s: float = 120.0
+    """How long one of several learners waits for another before it gives it up for lost."""
     in_flight: int = 2
     """Batches that are on their way to the learner at once."""
     max_policy_lag: int | None = None
@@ -71,12 +73,17 @@ class AsynchronousConfig(CollectingConfig):
         check_fields(
             self,
             whole=("num_async", "batch_steps", "learners", "in_flight", "fan_in", "replay_slots", "epochs", *sizes),
-            positive=("max_grad_norm",),
+            positive=("max_grad_norm", "peer_timeout_s"),
             not_negative=("value_cost", "replay_proportion", "rho_clip", "c_clip"),
             fraction=("discount", "vtrace_lambda"),
         )
         for name in ("aggregators", *(() if self.max_policy_lag is None else ("max_policy_lag",))):
             check_whole(name, getattr(self, name), at_least=0)
+        if self.learners > 1 and self.learner_timeout_s is not None:
+            raise ValueError(
+                f"learner_timeout_s={self.learner_timeout_s!r} is for a lone learner, and learners={self.learners}: "
+                "they train in step and wait for one another, so set peer_timeout_s"
+            )
         check_rate("learning_rate", self.learning_rate, above_0=True)
         check_rate("entropy_cost", self.entropy_cost, above_0=False)
 
@@ -110,6 +117,6 @@ def trained_on(fragments: Flow[Batch], cfg: AsynchronousConfig, learner: ActorGr
         fragments = fragments.for_each(MixInReplay(cfg.replay_slots, cfg.replay_proportion))
     train = TrainOneStep(
         learner, epochs=cfg.epochs, minibatch=cfg.minibatch, microbatch=cfg.microbatch, in_flight=cfg.in_flight,
-        max_policy_lag=cfg.max_policy_lag, **kept(cfg),
+        max_policy_lag=cfg.max_policy_lag, peer_timeout_s=cfg.peer_timeout_s, **kept(cfg),
     )  # fmt: skip
     return fragments.for_each(ConcatBatches(min_steps=cfg.batch_steps)).for_each(train)

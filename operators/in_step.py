@@ -12,6 +12,7 @@ from flowrl.handles import ActorHandle, Pending
 from flowrl.ref import Info, Ref
 
 T = TypeVar("T")
+RESUME = "resume from a checkpoint (train(out=..., checkpoint_every=...) keeps some)"
 Handles = tuple[ActorHandle[Any], ...]
 
 
@@ -22,10 +23,27 @@ class TrainingGroup:
         self._timeout_s = timeout_s
         self._met: Handles = ()
         self._last: tuple[Pending[Any], ...] = ()  # the calls of the round before
+        self._greeted = False
+        self._learned = False  # whether they had made any update as they met
+        self.forgotten = False  # whether all who had have died
 
     def begin_anew(self) -> None:
         """Before the next call they meet again."""
         self._met = ()
+
+    def greet(self, learner: ActorHandle[Any], version: int) -> None:
+        """A learner has started, or was started again; version: what a lone one that nobody else knows had published.
+
+        Raises:
+            ActorDied: that is lost with it.
+        """
+        if self._greeted and version > 0:
+            raise ActorDied(
+                f"{learner.name} died and was started again, and nobody is left who has what it had learned (version "
+                f"{version} of the weights); {RESUME}, or have several that learn in step"
+            )
+        self._greeted = True
+        self.begin_anew()
 
     def ask(
         self, learners: Handles, value: Ref[Any], options: Mapping[str, Any]
@@ -34,7 +52,7 @@ class TrainingGroup:
 
         Raises:
             PeerLost: they cannot reach each other.
-            ActorDied: one died before they had met.
+            ActorDied: one died before they had met; or all did who knew what was learned (`forgotten`).
             FlowError: one of them does not answer.
         """
         # One of whom a call was lost with a part of the item has not met the others in it, who gave it up.
@@ -69,7 +87,23 @@ class TrainingGroup:
                 failed.append(error)
         if failed:
             raise next((error for error in failed if isinstance(error, ActorDied)), failed[0])
+        self._see_what_is_known([pending.result() for pending in joins], names)
         self._met = learners
+
+    def _see_what_is_known(self, updates: Sequence[int | None], names: Sequence[str]) -> None:
+        """Nothing, if those who met go on with what was learned; `updates` are those that they agreed on.
+
+        Raises:
+            ActorDied: none of those who had learned lives.
+        """
+        known = max((made for made in updates if made is not None), default=None)
+        self.forgotten = self._learned and known == 0
+        if self.forgotten:
+            raise ActorDied(
+                f"nobody is left who has what was learned: all died before one could take over another's state, and "
+                f"those that were started again ({', '.join(names)}) know nothing; {RESUME}"
+            )
+        self._learned = self._learned or bool(known)
 
     def _met_in_time(self, pending: Pending[Any], timeout_s: float) -> Pending[Any]:
         """The same, answered.
@@ -102,6 +136,7 @@ class TrainingGroup:
             except ActorDied:  # what that means its failure policy says
                 died = True
         if not lost:
+            self._learned = True
             return True
         self.begin_anew()
         if not died:

@@ -149,7 +149,8 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
 
     def actor_started(self, handle: ActorHandle[Any], ctx: Context) -> None:
         if handle in ctx.actors(self.learner):
-            self._group.begin_anew()
+            newest = ctx.published(self.learner) if self.learner.count == 1 and self.kept is None else None
+            self._group.greet(handle, 0 if newest is None else newest[0])
             self._spaces.tell(handle, ctx)
 
     def ask(self, value: Ref[Batch], ctx: Context) -> Pending[TrainInfo] | None:
@@ -170,6 +171,8 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
                 pending, others = self._group.ask(learners, given, options)
             except ActorDied:  # as they met: what that means its failure policy says
                 self._group.begin_anew()
+                if self._group.forgotten:
+                    raise
                 ctx.metrics.add("items_lost", 1)
                 ctx.metrics.add("steps_lost", given.info.env_steps)
                 return None

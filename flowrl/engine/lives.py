@@ -16,6 +16,7 @@ from flowrl.operator import ItemId
 
 if TYPE_CHECKING:
     from flowrl.engine.core import Engine
+    from flowrl.engine.stage import Stage
 
 
 LOOK_S = 0.5  # between two looks for a place
@@ -244,13 +245,26 @@ class Lives:
                     cursor.died(state, reason)
             if not watched and not state.leaving:
                 out = ", ".join(sorted({call.label for call in lost})) or "nothing"
-                raise ActorDied(f"{state.name} died: {reason}; out were: {out}")
+                raise ActorDied(f"{state.name} died: {reason}; out were: {out}{self._remedy(state)}")
         except ActorDied as error:
             for node in self._nodes_of(state, lost):
                 add_note(error, note_of(engine.places, node, None, state.name, None))
             raise
         finally:
             state.alive = state.restarting
+
+    def _remedy(self, state: ActorState) -> str:
+        """Where a policy could have been said that goes on, if anywhere."""
+        able = [stage.name for stage in self._holding(state.group) if hasattr(stage.op, "on_failure")]
+        return f"; {able[0]}(on_failure=Restart(n)) starts it again" if able else ""
+
+    def _holding(self, group: str) -> list[Stage]:
+        """The stages whose operators hold a group."""
+        return [
+            stage
+            for stage in self._engine.stages
+            if any(stage.ctx._run.prefix + held.name == group for held in held_groups(stage.op))
+        ]
 
     def _nodes_of(self, state: ActorState, lost: Sequence[Call]) -> list[str]:
         """The nodes that had asked it for something; else those that say what its death means, or hold its group."""
@@ -262,9 +276,5 @@ class Lives:
         return (
             list(asked)
             or [node for node in dict.fromkeys(deciding) if node in places]
-            or [
-                stage.name
-                for stage in self._engine.stages
-                if any(stage.ctx._run.prefix + group.name == state.group for group in held_groups(stage.op))
-            ]
+            or [stage.name for stage in self._holding(state.group)]
         )

@@ -44,8 +44,10 @@ class Grouped(InTraining):
         self._store = open_store(timeout_s)
         return int(self._store.port)
 
-    def join(self, meeting: Meeting, rank: int) -> None:
+    def join(self, meeting: Meeting, rank: int) -> int | None:
         """Becomes a member of a group that trains in step, and takes over the state of the member trained the most.
+
+        Returns how many updates that one has made; None where the first member says it for all.
 
         Raises:
             PeerLost: not all members have come within the timeout.
@@ -54,14 +56,14 @@ class Grouped(InTraining):
         store, self._store = self._store, None
         peers = PeersHere(meeting, rank) if meeting.in_one_process else GlooPeers(meeting, rank, store)
         self._peers = peers
-        peers.work(lambda: self._agree(peers))
+        return peers.work(lambda: self._agree(peers))
 
     def leave(self) -> None:
         """Lets go those that wait for this one."""
         if self._peers is not None:
             self._peers.close()
 
-    def _agree(self, peers: Peers) -> None:
+    def _agree(self, peers: Peers) -> int:
         trained = peers.gather((self._updates, self._version))
         source = trained.index(max(trained))
         mine = self.get_state()
@@ -70,6 +72,7 @@ class Grouped(InTraining):
         self.set_state({**state, **{name: mine[name] for name in ("generator", "noise")}})
         if self.moved is not None:
             self.moved()
+        return self._updates
 
     def train_in_step(
         self,

@@ -89,9 +89,12 @@ class LearningWorker(RolloutWorker):
         """The port of a store at which the workers find each other."""
         return self._learner.open_store(timeout_s)
 
-    def join(self, meeting: Meeting, rank: int) -> None:
-        """Becomes a member of a group that trains in step, and takes over the state of the one trained the most."""
-        self._learner.join(meeting, rank)
+    def join(self, meeting: Meeting, rank: int) -> int | None:
+        """Becomes a member of a group that trains in step, and takes over the state of the one trained the most.
+
+        Returns how many updates that one has made; None where the first member says it for all.
+        """
+        return self._learner.join(meeting, rank)
 
     def train_in_step(self, batch: Batch | MultiAgentBatch | None, **options: Any) -> Answer[Any]:
         """Trains in step with the others, and acts with the new weights from now on."""

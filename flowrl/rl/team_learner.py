@@ -84,7 +84,7 @@ class TeamLearner(Learner):
         alive = batch["alive"][batch.valid]
         return Batch({name: batch[name][batch.valid][alive] for name in batch if name.partition("/")[0] == "obs"})
 
-    def join(self, meeting: Meeting, rank: int) -> None:
+    def join(self, meeting: Meeting, rank: int) -> int | None:
         """Refused: a team's learner trains alone."""
         raise ValueError("TeamLearner trains alone, not in step with others: give its group one actor")
 

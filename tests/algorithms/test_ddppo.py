@@ -106,6 +106,29 @@ def test_a_worker_that_dies_is_started_again_and_takes_over_the_others_state(dyi
     assert versions == sorted(versions)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_workers_that_die_all_at_once_do_not_begin_to_learn_again_in_silence(count: int) -> None:
+    backend = Delayed(1, die=lambda name, number: number == (17 if count == 1 else 18))
+    flow = small(num_workers=count, batch_steps=20 * count, minibatch=10, epochs=1).graph()
+    with pytest.raises(ActorDied, match="nobody is left who has what") as caught, run(flow, backend, seed=0) as running:
+        running.step(20)
+    assert "resume from a checkpoint" in str(caught.value)
+    assert all(f"workers[{index}]" in str(caught.value) for index in range(count))
+    assert "in node 'TrainOneStep'" in "\n".join(caught.value.__notes__)
+
+
+def test_learners_that_die_all_at_once_are_not_taken_for_ones_that_have_learned() -> None:
+    backend = Delayed(1, die=lambda name, number: name.startswith("learner") and number == 14)
+    config = IMPALAConfig(
+        learners=2, on_learner_failure=flowrl.Restart(3, 0.0), envs_per_worker=2, unroll=8, batch_steps=32
+    )
+    with (
+        pytest.raises(ActorDied, match=r"all died before one could take over another's state.*learner\["),
+        run(config.graph(), backend, seed=0) as running,
+    ):
+        running.step(20)
+
+
 @pytest.mark.ray
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("victim", [0, 1])
@@ -209,7 +232,8 @@ def test_what_a_loss_raises_in_one_learner_is_raised(backend: Any) -> None:
 
 def test_the_death_of_a_learner_that_no_policy_covers_ends_the_run() -> None:
     backend = Delayed(1, die=lambda name, number: name == "learners[1]" and number == 6)
-    with pytest.raises(ActorDied, match=r"learners\[1\]"), run(in_step(rl.losses.PPOLoss(), 3), backend, seed=1) as r:
+    told = r"learners\[1\] died.*; TrainOneStep\(on_failure=Restart\(n\)\) starts it again"
+    with pytest.raises(ActorDied, match=told), run(in_step(rl.losses.PPOLoss(), 3), backend, seed=1) as r:
         r.step(20)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import flowrl
-from flowrl import ActorDied, Answer, Batch, Ignore, Raise, Restart
+from flowrl import ActorDied, Answer, Batch, Ignore, Raise, Restart, rl
 from flowrl.algorithms import DDPPOConfig, IMPALAConfig, PPOConfig
 from flowrl.operators import ApplyGradients, TrainOneStep
 from flowrl.testing import Delayed, Virtual
@@ -130,8 +130,11 @@ def test_settings_are_checked() -> None:
         TrainOneStep(LEARNER, timeout_s=0)
     with pytest.raises(ValueError, match="ApplyGradients: timeout_s must be a finite number, got nan"):
         ApplyGradients(LEARNER, timeout_s=float("nan"))
-    with pytest.raises(ValueError, match=r"timeout_s=5.0 is for a lone learner, and 'learner' has 2.*peer_timeout_s"):
-        IMPALAConfig(learners=2, learner_timeout_s=5.0).graph()
+    several = flowrl.actors(rl.Learner, rl.PolicySpec(), rl.losses.PPOLoss(), count=2, name="learners")
+    with pytest.raises(ValueError, match=r"timeout_s=5.0 is for a lone learner, and 'learners' has 2.*peer_timeout_s"):
+        TrainOneStep(several, timeout_s=5.0)
+    with pytest.raises(ValueError, match=r"learner_timeout_s=5.0 is for a lone .* learners=2.*peer_timeout_s"):
+        IMPALAConfig(learners=2, learner_timeout_s=5.0)
     with pytest.raises(ValueError, match="learner_timeout_s must be above 0, got -1"):
         PPOConfig(learner_timeout_s=-1)
     with pytest.raises(ValueError, match=r"learner_timeout_s=5.0 has no part in DD-PPO.*set peer_timeout_s"):
