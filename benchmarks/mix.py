@@ -12,7 +12,8 @@ Steps/s here are at the same sizes and at least as many rows of DQN a step; stat
 
 Costs are seconds that each group was busy for 1,000 environment steps (`run.stats()`), on poles that are set up again
 at once when they fall, so that every agent acts at every step: four agents in the mix, two in PPO alone and in DQN
-alone. The mix's bottleneck, the group that is busy the most of its actors' time, is held against the two alone.
+alone. They are taken in one process, where no group waits for a core that another has. The mix's bottleneck, the group
+that is busy the most of its actors' time, is held against the two alone.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def costs(seconds: float, repeats: int) -> None:
     found: dict[str, list[Window]] = {name: [] for name in runs}
     for _ in range(repeats):
         for name, cfg in runs.items():  # in turn, so that all meet the same machine
-            found[name].append(window(cfg, Ray(), seconds))
+            found[name].append(window(cfg, Local(), seconds))
     names = list(found["mix"][0].busy)
     table = {run: {n: statistics.median(w.busy[n] for w in windows) for n in names} for run, windows in found.items()}
     print(f"{'busy s for 1,000 steps':24}" + "".join(f"{name:>14}" for name in names) + f"{'steps/s':>10}")
