@@ -30,10 +30,11 @@ def test_the_environment_that_is_asked_dies_before_it_answers(name: str, number:
         assert run.policy_state()["version"] >= 2
 
 
-@pytest.mark.parametrize("later", range(3))  # of the messages with which they meet
+@pytest.mark.parametrize("later", range(3))  # of the messages with which they meet; with the third it hands over
 def test_one_learner_dies_while_another_is_started_again_and_they_meet(later: int) -> None:
     died: list[str] = []
     since: list[int] = []
+    handed_over = later == 2
 
     def die(actor: str, n: int) -> bool:
         if actor == "workers[0]" and died:
@@ -44,6 +45,12 @@ def test_one_learner_dies_while_another_is_started_again_and_they_meet(later: in
         return due
 
     with flowrl.run(CONFIGS["ddppo"].graph(), Delayed(1, die=die), seed=0) as run:
+        if not handed_over:
+            with pytest.raises(ActorDied, match="nobody is left who has what was learned: all died before one could"):
+                run.step(6)
+            assert run.closed
+            assert died == ["workers[1]", "workers[0]"]
+            return
         assert len(run.step(6)) == 6
         assert run.stats().groups["workers"].deaths == 2
         weights = [handle.ask("policy_state").result()["weights"] for handle in run.actors["workers"]]
