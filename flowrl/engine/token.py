@@ -6,7 +6,22 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+from time import monotonic
 from typing import Any
+
+SLICE_S = 0.1
+
+
+def _woken(mine: SimpleQueue[None], timeout_s: float | None) -> None:
+    # In slices: Python misses a signal that comes between its last look for one and the wait of a lock.
+    end = None if timeout_s is None else monotonic() + timeout_s
+    while True:
+        left = SLICE_S if end is None else max(min(SLICE_S, end - monotonic()), 0.0)
+        try:
+            return mine.get(timeout=left)
+        except Empty:
+            if end is not None and monotonic() >= end:
+                raise
 
 
 def _at_once(act: Callable[[], Any]) -> Any:
@@ -44,7 +59,7 @@ class Token:
             self._waiting.remove(mine)
             return True
         try:
-            wait(lambda: mine.get(timeout=timeout_s))
+            wait(lambda: _woken(mine, timeout_s))
         except Empty:
             return not self._leaves(mine)
         except BaseException:
