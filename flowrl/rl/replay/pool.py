@@ -239,6 +239,8 @@ class Pool:
         if self.prioritized and self.tree is not None and len(places):
             self.tree.put(places, masses)
             self._noticed(largest, len(places))
+            if self._largest == largest and self.tree.leaves[places[masses.argmax()]] < largest:
+                self._largest = None  # its item came again, with a smaller mass behind it
         return late
 
     def _all_here(self, slots: Ints) -> bool:

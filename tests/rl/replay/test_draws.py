@@ -64,6 +64,14 @@ def test_draws_what_a_list_holds(seed: int, capacity: int, adds: list[int], prio
                 rows[slot] = float(priority) + 1e-6
 
 
+def test_a_priority_that_another_of_the_same_item_follows_is_not_the_largest() -> None:
+    shard = ReplayShard(4, prioritized=True, alpha=1.0, seed=0)
+    shard.add(numbered(0, 1))
+    shard.update_priorities(np.array([0, 0]), np.array([9.0, 2.0]))
+    shard.add(numbered(1, 1))  # enters with the largest that is held
+    assert shard.mass == pytest.approx(2 * (2.0 + 1e-6), rel=1e-9)
+
+
 def test_frequencies_are_priorities_to_the_alpha() -> None:
     rng = np.random.default_rng(3)
     shard = ReplayShard(60, prioritized=True, alpha=0.6, seed=1)
