@@ -90,6 +90,6 @@ def leduc_poker() -> GameEnv:
     return GameEnv(Leduc())
 
 
-def connect_four() -> GameEnv:
-    """Connect four."""
-    return GameEnv(ConnectFour())
+def connect_four(tactics: bool = False) -> GameEnv:
+    """Connect four; with tactics, observations say what the next two moves can bring (`ConnectFour`)."""
+    return GameEnv(ConnectFour(tactics))

@@ -122,7 +122,7 @@ def test_leduc_has_the_situations_of_the_literature() -> None:
 
 
 def test_connect_four_is_too_large() -> None:
-    with pytest.raises(ValueError, match=r"ConnectFour\(\) has more than 100,000 situations"):
+    with pytest.raises(ValueError, match=r"ConnectFour\(tactics=False\) has more than 100,000 situations"):
         tree_of(ConnectFour())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,41 @@ def test_connect_four_against_a_board_of_cells(seed: int) -> None:
     assert state.gain() == {0: 1.0, 1: -1.0, None: 0.0}[winner]
 
 
+def completes(board: Any, row: int, column: int) -> bool:
+    """Whether a stone more there stands in a line of four, cell by cell."""
+    more = board.copy()
+    more[row, column] = True
+    return lines(more)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 100_000))
+def test_tactics_against_a_board_of_cells(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    state = ConnectFour(tactics=True).initial()
+    while state.player != OVER:
+        obs = state.observation()
+        assert obs.shape == (ConnectFour(tactics=True).obs_size,) == (196,)
+        assert state_of(obs) == state
+        mine, theirs, ours, others = (part.reshape(6, 7) > 0 for part in np.split(obs[:168], 4))
+        empty = ~(mine | theirs)
+        for row, column in np.ndindex(6, 7):
+            assert ours[row, column] == (empty[row, column] and completes(mine, row, column))
+            assert others[row, column] == (empty[row, column] and completes(theirs, row, column))
+        wins, saves, opens, spoils = obs[168:].reshape(4, 7) > 0
+        legal = state.legal()
+        for column in range(7):
+            after = state.play(column) if column in legal else None
+            height = int((~empty[:, column]).sum())
+            reply = after.play(column) if after is not None and height < 5 and not after.won else None
+            assert wins[column] == (after is not None and after.won)
+            assert saves[column] == (column in legal and completes(theirs, height, column))
+            assert spoils[column] == (height < 5 and completes(mine, height + 1, column) and empty[height + 1, column])
+            if reply is not None:
+                assert opens[column] == reply.won
+        state = state.play(int(rng.choice(legal)))
+
+
 def test_a_full_column_is_refused() -> None:
     full = after(ConnectFour().initial(), 3, 3, 3, 3, 3, 3)
     with pytest.raises(ValueError, match=r"action 3 is not legal .* legal are \[0, 1, 2, 4, 5, 6\]"):
@@ -129,7 +165,7 @@ def test_the_search_wins_and_blocks() -> None:
     assert {two_ply(empty.observation(), None, rng) for _ in range(100)} == set(range(7))
 
 
-@pytest.mark.parametrize("make", [kuhn_poker, leduc_poker, connect_four])
+@pytest.mark.parametrize("make", [kuhn_poker, leduc_poker, connect_four, partial(connect_four, tactics=True)])
 def test_games_in_a_worker(make: Any) -> None:
     def cautious(obs: Any, space: Any, rng: np.random.Generator) -> int:
         raise AssertionError("not asked")
