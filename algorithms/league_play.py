@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from flowrl import ActorGroup, Flow, actor, actors, rl
+from flowrl import ActorGroup, Flow, Ignore, Raise, Restart, actor, actors, rl
 from flowrl.algorithms import ppo
+from flowrl.algorithms.collecting import check_policies
 from flowrl.algorithms.ppo import PPOConfig
 from flowrl.algorithms.several import OF_THE_MIX, check_fixed
 from flowrl.numbers import check_fields
@@ -56,6 +57,10 @@ class LeaguePlayConfig:
     """Copies of the environment that a worker steps together."""
     unroll: int = 32
     """Steps of each environment in a fragment."""
+    on_worker_failure: Restart | Ignore | Raise = Restart(3)  # noqa: RUF009  (frozen)
+    """What the death of a rollout worker's process means: it is started again, left out, or the run stops."""
+    on_league_failure: Restart | Raise = Restart(3)  # noqa: RUF009
+    """What the death of the league's process means: it goes on from a snapshot of its state, or the run stops."""
     ppo: PPOConfig = field(
         default_factory=lambda: PPOConfig(
             batch_steps=2000, epochs=4, learning_rate=Linear(2e-3, 1e-4, 300_000), discount=1.0, gae_lambda=1.0,
@@ -72,6 +77,7 @@ class LeaguePlayConfig:
                 "num_workers", "envs_per_worker", "unroll", "snapshot_every_updates", "exploiter_updates", "opponents",
             ),
         )  # fmt: skip
+        check_policies(self, on_worker_failure=(Restart, Ignore, Raise), on_league_failure=(Restart, Raise))
         check_fixed(self, "a league")
 
     def graph(self) -> Flow[Summary]:
@@ -81,7 +87,7 @@ class LeaguePlayConfig:
 
 def graph(cfg: LeaguePlayConfig) -> Flow[Summary]:
     """A branch for every player, behind which stands one league."""
-    league = actor(rl.League, cfg.players, name="league")
+    league = actor(rl.League, cfg.players, name="league", on_failure=cfg.on_league_failure)
     branches = [player(cfg, name, league) for name in cfg.players]
     trained = branches[0] if len(branches) == 1 else Union(branches)
     return trained.for_each(ReportMetrics())
@@ -97,7 +103,7 @@ def player(cfg: LeaguePlayConfig, name: str, league: ActorGroup[rl.League]) -> F
     trained = (
         ParallelRollouts(workers)
         .for_each(AddAdvantages(cfg.ppo.discount, cfg.ppo.gae_lambda, policy=name))
-        .gather_sync()
+        .gather_sync(on_failure=cfg.on_worker_failure)
         .through(ppo.learn(cfg.ppo, learner, workers))
     )
     if matchmaking_of(cfg.players[name]).exploiter:

@@ -8,9 +8,11 @@ from typing import Any, ClassVar
 
 from flowrl import Flow, actor, actors, rl
 from flowrl.algorithms import continuous
+from flowrl.algorithms.collecting import check_policies
 from flowrl.algorithms.ddpg import DDPGConfig
 from flowrl.algorithms.replaying import replay_of
 from flowrl.algorithms.several import OF_THE_MIX, OfItsName, check_fixed, names_of
+from flowrl.failures import Ignore, Raise, Restart
 from flowrl.numbers import check_fields
 from flowrl.operators import JoinAgents, ParallelRollouts, ReportMetrics, Summary
 from flowrl.rl.maddpg import MADDPGLearner
@@ -37,6 +39,8 @@ class MADDPGConfig:
     """Copies of the environment that a worker steps together."""
     unroll: int = 8
     """Steps of each environment in a fragment."""
+    on_worker_failure: Restart | Ignore | Raise = Restart(3)  # noqa: RUF009  (frozen)
+    """What the death of a rollout worker's process means: it is started again, left out, or the run stops."""
     ddpg: DDPGConfig = field(
         default_factory=lambda: DDPGConfig(samples_per_step=64.0, discount=0.95, learning_rate=1e-3, tau=0.01)
     )
@@ -44,6 +48,7 @@ class MADDPGConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, whole=("num_workers", "envs_per_worker", "unroll"))
+        check_policies(self, on_worker_failure=(Restart, Ignore, Raise))
         check_fixed(self)
         if self.ddpg.policy.normalize_obs:
             raise ValueError("normalize_obs has no part in MADDPG: critics see observations as they are")
@@ -67,5 +72,7 @@ def graph(cfg: MADDPGConfig) -> Flow[Summary]:
         max_grad_norm=cfg.ddpg.max_grad_norm, name="learner",
     )  # fmt: skip
     replay = replay_of(cfg.ddpg, prioritized=False)
-    rollouts = ParallelRollouts(workers).for_each(JoinAgents(stack=False)).gather_async()
+    rollouts = (
+        ParallelRollouts(workers).for_each(JoinAgents(stack=False)).gather_async(on_failure=cfg.on_worker_failure)
+    )
     return rollouts.through(continuous.learn(cfg.ddpg, learner, replay, workers)).for_each(ReportMetrics())

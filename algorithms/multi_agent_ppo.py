@@ -8,8 +8,10 @@ from typing import Any, ClassVar, Literal
 
 from flowrl import ActorGroup, Flow, actor, actors, rl
 from flowrl.algorithms import ppo
+from flowrl.algorithms.collecting import check_policies
 from flowrl.algorithms.ppo import PPOConfig
 from flowrl.algorithms.several import OF_THE_MIX, OfItsName, check_fixed, names_of
+from flowrl.failures import Ignore, Raise, Restart
 from flowrl.numbers import check_fields
 from flowrl.operators import AddAdvantages, ParallelRollouts, ReportMetrics, Summary, Union
 from flowrl.rl.central_critic import CentralCriticLearner, CentralPPOLoss
@@ -48,11 +50,14 @@ class MultiAgentPPOConfig:
     """Copies of the environment that a worker steps together."""
     unroll: int = 128
     """Steps of each environment in a fragment."""
+    on_worker_failure: Restart | Ignore | Raise = Restart(3)  # noqa: RUF009  (frozen)
+    """What the death of a rollout worker's process means: it is started again, left out, or the run stops."""
     ppo: PPOConfig = field(default_factory=lambda: PPOConfig(batch_steps=1000, learning_rate=2e-3, gae_lambda=0.95))
     """How each policy is made and trained; batch_steps are the environment's, in each of which all its agents act."""
 
     def __post_init__(self) -> None:
         check_fields(self, whole=("num_workers", "envs_per_worker", "unroll"))
+        check_policies(self, on_worker_failure=(Restart, Ignore, Raise))
         check_fixed(self)
         for name, known in (("policies", ("shared", "independent")), ("critic", ("own", "central"))):
             if getattr(self, name) not in known:
@@ -89,7 +94,7 @@ def graph(cfg: MultiAgentPPOConfig) -> Flow[Summary]:
     if not central:
         rollouts = rollouts.for_each(AddAdvantages(cfg.ppo.discount, cfg.ppo.gae_lambda))
     learners = {name: learner_of(cfg, name, "learner" if len(ids) == 1 else f"learner_{name}") for name in ids}
-    parts = rollouts.gather_sync().by_policy(*ids)
+    parts = rollouts.gather_sync(on_failure=cfg.on_worker_failure).by_policy(*ids)
     trained = [part.through(ppo.learn(cfg.ppo, learners[name], workers)) for name, part in zip(ids, parts, strict=True)]
     whole = trained[0] if len(trained) == 1 else Union(trained, mode="round_robin")
     return whole.for_each(ReportMetrics())

@@ -8,9 +8,11 @@ from typing import Any, ClassVar, Literal
 
 from flowrl import ActorGroup, Flow, actor, actors, rl
 from flowrl.algorithms import dqn
+from flowrl.algorithms.collecting import check_policies
 from flowrl.algorithms.dqn import DQNConfig
 from flowrl.algorithms.replaying import replay_of
 from flowrl.algorithms.several import OF_THE_MIX, check_fixed
+from flowrl.failures import Ignore, Raise, Restart
 from flowrl.numbers import check_fields
 from flowrl.operators import JoinAgents, NStep, ParallelRollouts, ReportMetrics, Summary
 from flowrl.rl.qmix_loss import QMIXLoss
@@ -47,11 +49,14 @@ class QMIXConfig:
     """Copies of the environment that a worker steps together."""
     unroll: int = 16
     """Steps of each environment in a fragment."""
+    on_worker_failure: Restart | Ignore | Raise = Restart(3)  # noqa: RUF009  (frozen)
+    """What the death of a rollout worker's process means: it is started again, left out, or the run stops."""
     dqn: DQNConfig = field(default_factory=lambda: DQNConfig(samples_per_step=8.0, n_step=1))
     """How the policy is made and trained, on transitions of the whole team from replay."""
 
     def __post_init__(self) -> None:
         check_fields(self, whole=("embedding", "num_workers", "envs_per_worker", "unroll"))
+        check_policies(self, on_worker_failure=(Restart, Ignore, Raise))
         check_fixed(self)
         for name, known in (("mixing", ("qmix", "vdn")), ("team_reward", ("mean", "sum"))):
             if getattr(self, name) not in known:
@@ -76,7 +81,7 @@ def graph(cfg: QMIXConfig) -> Flow[Summary]:
         ParallelRollouts(workers)
         .for_each(JoinAgents(cfg.team_reward))
         .for_each(NStep(cfg.dqn.n_step, cfg.dqn.discount))
-        .gather_async()
+        .gather_async(on_failure=cfg.on_worker_failure)
     )
     return rollouts.through(dqn.learn(cfg.dqn, learner_of(cfg), replay, workers)).for_each(ReportMetrics())
 

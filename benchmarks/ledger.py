@@ -9,7 +9,7 @@ from typing import Any
 from flowrl import Run, graph
 from flowrl.engine.asks import AskCursor
 from flowrl.engine.branches import UnionCursor
-from flowrl.engine.calls import ANSWERED
+from flowrl.engine.call import ANSWERED
 from flowrl.engine.cursors import ApplyCursor, Cursor
 from flowrl.engine.gathers import GatherCursor
 from flowrl.engine.replay import ReplayCursor, StoreCursor

@@ -12,7 +12,7 @@ from typing import Any
 from flowrl import functions, graph
 from flowrl.checks import pacing_of
 from flowrl.failures import FailurePolicy, Restart
-from flowrl.handles import ActorGroup
+from flowrl.handles import SNAPSHOT_EVERY, ActorGroup, keeps_state
 from flowrl.operator import AskOperator
 from flowrl.pacing import Pacing
 from flowrl.shapes import describe
@@ -130,6 +130,15 @@ class Described:
         if isinstance(node, graph.Apply) and node.op.replaced is not None:
             return [f"on_failure={_failure(node.op.replaced.on_failure)}"]
         return []
+
+    @staticmethod
+    def deaths(group: ActorGroup[Any]) -> str:
+        """What a group's own description says of its actors' deaths."""
+        policy = group.on_failure
+        assert policy is not None
+        every = group.snapshot_every or SNAPSHOT_EVERY
+        kept = isinstance(policy, Restart) and keeps_state(group.actor_class)
+        return f"on_failure={_failure(policy)}" + (f", a snapshot after {every} messages" if kept else "")
 
     def paced(self, node: graph.Node) -> tuple[str, str] | None:
         """The replay group that the node stores in or draws from, and the bounds that its pacing sets, if any."""

@@ -94,6 +94,8 @@ def _actors(drawn: Described, backend: Backend | None) -> list[str]:
             place = ", ".join(f"{what}={amount:g}" for what, amount in needs.items() if amount or what == "cpus")
         else:
             place = clean(backend.placement(_plan(drawn, name)))
+        if group.on_failure is not None:
+            roles[name].append(drawn.deaths(group))
         rows.append((clean(name), f"{drawn.count(name)} × {class_name(group)}", place, ", ".join(roles[name])))
     widths = [max(width(row[column]) for row in rows) for column in range(3)]
     lines = ["  ".join([*(_padded(row[i], widths[i]) for i in range(3)), row[3]]) for row in rows]

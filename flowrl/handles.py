@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
-from flowrl.errors import GraphError
+from flowrl.errors import ActorDied, GraphError
+from flowrl.failures import FailurePolicy, Ignore, Restart
 from flowrl.numbers import check_whole
 from flowrl.places import calling_place
 from flowrl.ref import Info, Ref
@@ -24,6 +25,7 @@ GIVEN = (
     "seed",
     "incarnation",
 )  # constructor parameters that the engine fills in where they are left open
+SNAPSHOT_EVERY = 10  # messages, where nothing else is said
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +42,8 @@ class ActorGroup(Generic[A]):
     resources: Mapping[str, float]
     where: str
     auto_named: bool = False
+    on_failure: FailurePolicy | None = None
+    snapshot_every: int | None = None
 
     @property
     def actor_class(self) -> Any:
@@ -87,6 +91,8 @@ def actors(
     cpus: float | None = None,
     gpus: float = 0,
     resources: Mapping[str, float] | None = None,
+    on_failure: FailurePolicy | None = None,
+    snapshot_every: int | None = None,
     **kwargs: Any,
 ) -> ActorGroup[A]:
     """A described group of `count` actors of one class; they start when a run of a graph that holds the group starts.
@@ -95,10 +101,19 @@ def actors(
     parameter of the class clashes with one of this function, wrap the class: `functools.partial(cls, count=3)`.
     `cpus` defaults to the class attribute `default_cpus`, else 0.
 
+    on_failure: what the death of an actor means, for a group that operators message beside the items; a gather, a
+        learner, a replay group or evaluators have that said by their own operator. Restart(n) starts it again, up to n
+        times in a row, and gives it its last state before anybody else asks it (`get_state()`, `set_state(state)`; of a
+        class without them it begins anew, and the run warns of it). An operator that waits for its answer asks again,
+        and one that asks meanwhile waits until it is up. Ignore() leaves it out (`ctx.living(group)`). None, and
+        Raise(): the run stops.
+    snapshot_every: its state is kept in the object store after so many messages (None: 10), with Restart(n).
+
     Raises:
-        GraphError: a count below 1, an empty name, arguments that the constructor does not take.
+        GraphError: a count below 1, an empty name, arguments that the constructor does not take; a failure policy that
+            is none, or that does not suit the group.
     """
-    return _describe(cls, args, kwargs, count, name, cpus, gpus, resources)
+    return _describe(cls, args, kwargs, count, name, cpus, gpus, resources, (on_failure, snapshot_every))
 
 
 def actor(
@@ -108,10 +123,12 @@ def actor(
     cpus: float | None = None,
     gpus: float = 0,
     resources: Mapping[str, float] | None = None,
+    on_failure: FailurePolicy | None = None,
+    snapshot_every: int | None = None,
     **kwargs: Any,
 ) -> ActorGroup[A]:
     """A described group of one actor. See `actors`."""
-    return _describe(cls, args, kwargs, 1, name, cpus, gpus, resources)
+    return _describe(cls, args, kwargs, 1, name, cpus, gpus, resources, (on_failure, snapshot_every))
 
 
 def _describe(
@@ -123,6 +140,7 @@ def _describe(
     cpus: float | None,
     gpus: float,
     resources: Mapping[str, float] | None,
+    deaths: tuple[FailurePolicy | None, int | None] = (None, None),
     *,
     auto_named: bool = False,
 ) -> ActorGroup[A]:
@@ -139,9 +157,43 @@ def _describe(
         if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount >= 0:
             raise GraphError(f"group {name!r}: {what} must be a number of at least 0, got {amount!r}")
     where = calling_place()
-    group = ActorGroup(cls, args, kwargs, int(count), name, shown, gpus, dict(resources or {}), where, auto_named)
+    group = ActorGroup(
+        cls, args, kwargs, int(count), name, shown, gpus, dict(resources or {}), where, auto_named, *deaths
+    )
     _check_arguments(group)
+    _check_deaths(group)
     return group
+
+
+def keeps_state(cls: Any) -> bool:
+    """Whether a class, or an object, has a state that can be taken and given."""
+    return callable(getattr(cls, "get_state", None)) and callable(getattr(cls, "set_state", None))
+
+
+def _check_deaths(group: ActorGroup[Any]) -> None:
+    policy, every = group.on_failure, group.snapshot_every
+    if policy is not None and not isinstance(policy, FailurePolicy):
+        raise GraphError(
+            f"group {group.name!r}: on_failure must be Restart(...), Ignore() or Raise(), got {policy!r}; where the "
+            "class has a parameter of this name, wrap it: functools.partial(cls, on_failure=...)"
+        )
+    if group.count == 1 and isinstance(policy, Ignore):
+        raise GraphError(f"group {group.name!r}: on_failure=Ignore() has nobody to go on with, it is one actor")
+    if every is None:
+        return
+    try:
+        check_whole("snapshot_every", every)
+    except ValueError as error:
+        raise GraphError(f"group {group.name!r}: {error}") from None
+    if not isinstance(policy, Restart):
+        raise GraphError(
+            f"group {group.name!r}: snapshot_every={every} is for on_failure=Restart(n), got on_failure={policy!r}"
+        )
+    if isinstance(group.actor_class, type) and not keeps_state(group.actor_class):
+        raise GraphError(
+            f"group {group.name!r}: snapshot_every={every}, but {group.actor_class.__name__} keeps no state: it needs "
+            "get_state() and set_state(state)"
+        )
 
 
 def _check_arguments(group: ActorGroup[Any]) -> None:
@@ -225,10 +277,17 @@ class ActorHandle(Generic[A]):
 class Pending(Generic[T]):
     """A call that is out."""
 
-    __slots__ = ("_make", "beside", "call", "look", "run")
+    __slots__ = ("_make", "again", "beside", "call", "look", "run")
 
-    def __init__(self, call: Any, run: Any, make: Callable[[Info], Any] | None = None):
+    def __init__(
+        self,
+        call: Any,
+        run: Any,
+        make: Callable[[Info], Any] | None = None,
+        again: Callable[[], Pending[Any]] | None = None,
+    ):
         self.call, self.run, self._make = call, run, make
+        self.again = again  # asks once more, where whoever was asked outlives its death
         self.beside: Sequence[Pending[Any]] = ()
         self.look: Callable[[], None] | None = None
 
@@ -248,13 +307,26 @@ class Pending(Generic[T]):
         """
         if self._make is not None:
             return self._make(self.info(timeout_s))
-        self.run.await_call(self.call, timeout_s)
+        self._await(timeout_s)
         return self.run.fetch(self.ref)
 
     def info(self, timeout_s: float | None = None) -> Info:
         """What the host says of the answer, without its payload."""
-        self.run.await_call(self.call, timeout_s)
+        self._await(timeout_s)
         return self.call.infos[0]
+
+    def _await(self, timeout_s: float | None) -> None:
+        while True:
+            try:
+                self.run.await_call(self.call, timeout_s)
+            except ActorDied:
+                if self.again is None or not self.lost or self.undelivered or not self.run.moves_here:
+                    raise
+                self.call = self.again().call  # of the actor that has taken its place, or it raises
+                if self.lost:
+                    raise
+            else:
+                return
 
     @property
     def done(self) -> bool:
@@ -278,7 +350,7 @@ class Pending(Generic[T]):
 
     def made_from_info(self, make: Callable[[Info], U]) -> Pending[U]:
         """The same call, its value made on the driver from the Info alone; the payload stays where it is."""
-        return Pending(self.call, self.run, make)
+        return Pending(self.call, self.run, make, self.again)
 
     @property
     def make(self) -> Callable[[Info], Any] | None:

@@ -17,9 +17,8 @@ from flowrl.backends.local import Local, Stored
 from flowrl.backends.protocol import Died, GroupPlan, Sent
 from flowrl.contract import check_operator
 from flowrl.difference import difference
-from flowrl.engine.failure import record_of
 from flowrl.engine.record import Record
-from flowrl.errors import ActorDied
+from flowrl.engine.transport import Gone
 from flowrl.handles import ActorHandle
 
 __all__ = ["Delayed", "Virtual", "check_operator", "difference"]
@@ -247,5 +246,5 @@ def _pull_message(actor: Any) -> bytes:
 
 
 def _lost(died: Died) -> Stored:
-    """The payload of an answer that never came: who was sent it fails as its sender did."""
-    return Stored(record_of(ActorDied(died.reason)))
+    """The payload of an answer that never came: who was sent it misses it."""
+    return Stored(Gone(died.reason))

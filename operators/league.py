@@ -145,6 +145,7 @@ class _Out(NamedTuple):
         """Waits for both, so that the run has no calls left of them; raises what went wrong in them."""
         try:
             self.report.info()
-        except ActorDied:  # the worker's gather says what becomes of that
-            return
-        self.lineup.info()
+            self.lineup.info()
+        except ActorDied:  # a policy has said what becomes of that, or says it at the next poll
+            if not (self.report.lost or self.lineup.lost):
+                raise

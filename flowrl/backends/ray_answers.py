@@ -10,7 +10,7 @@ from typing import Any
 from flowrl.backends.looks import Looks
 from flowrl.backends.protocol import Died, Sent
 from flowrl.engine.failure import record_of
-from flowrl.engine.record import FAILED, UNDELIVERED, Record
+from flowrl.engine.record import ARGUMENT_DIED, FAILED, UNDELIVERED, Record
 from flowrl.errors import ActorDied
 
 MANY = 256  # above so many pending calls ray.wait costs more than completion callbacks
@@ -100,17 +100,19 @@ def what_came_instead(error: BaseException) -> Record | Died:
         WorkerCrashedError,
     )
 
+    if isinstance(error, RayTaskError) and isinstance(error, RayActorError):
+        return Record(UNDELIVERED, error=record_of(ActorDied(ARGUMENT_DIED)))
     lost = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(lost, ObjectLostError):
         # A host answers its own failures, so what failed is an argument, or the record itself with the actor's node.
         return Record(UNDELIVERED) if lost is not error else Died(first_line(error))
-    # A RayTaskError comes from a living actor, also where its cause is the death of one that an argument came from.
-    # One that its node took with it before it had begun could not be scheduled.
+    # A RayTaskError comes from a living actor. One that its node took with it before it had begun could not be
+    # scheduled.
     deaths = RayActorError | WorkerCrashedError | ActorUnschedulableError
     if isinstance(error, deaths) and not isinstance(error, RayTaskError):
         said = _said_last(getattr(error, "actor_id", None))
         return Died(first_line(error) if said is None else said)
-    return Record(FAILED, error=record_of(_plainly(error)))
+    return Record(FAILED, error=record_of(error))
 
 
 def first_line(error: BaseException) -> str:
@@ -137,11 +139,3 @@ def _said_last(actor_id: str | None) -> str | None:
     except Exception:  # no cluster any more, or another Ray's way
         return None
     return None if said is None else said.decode()
-
-
-def _plainly(error: BaseException) -> BaseException:
-    from ray.exceptions import RayActorError, RayTaskError
-
-    if isinstance(error, RayTaskError) and isinstance(error, RayActorError):
-        return ActorDied("an argument of this call is the answer of an actor that died")
-    return error

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from flowrl.engine.calls import ANSWERED, ERROR, LOST, ActorState, Call
+from flowrl.engine.call import ANSWERED, ERROR, LOST, ActorState, Call
 from flowrl.engine.cursors import END, MISSING, PENDING, Cursor, Item, Signal
 from flowrl.engine.gathers import SyncGatherCursor
 from flowrl.errors import ActorDied

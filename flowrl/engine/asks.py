@@ -6,7 +6,7 @@ from collections import deque
 from time import perf_counter
 from typing import Any
 
-from flowrl.engine.calls import ANSWERED, LOST, Call
+from flowrl.engine.call import ANSWERED, LOST, Call
 from flowrl.engine.cursors import BLOCKED, END, MISSING, PENDING, Cursor, Item, Signal, item_of_result
 from flowrl.engine.deadline import Deadline
 from flowrl.engine.failure import InNode
@@ -71,7 +71,8 @@ class AskCursor(Cursor):
 
     def outlives(self, call: Call) -> bool:
         """Whether the others go on without an item whose call is lost: it is the item alone that is, or the op does."""
-        return self.op.outlives_losses or call.undelivered
+        revived = call.actor.reviver is not None and call.actor.reviver.goes_on
+        return self.op.outlives_losses or call.undelivered or revived
 
     def _lost(self, steps: int) -> None:
         """An item's call died with its actor, or the item with a node, and the others go on without it."""

@@ -13,7 +13,7 @@ from flowrl.engine.aggregation import AsyncAggregateCursor, SyncAggregateCursor
 from flowrl.engine.asks import AskCursor
 from flowrl.engine.blame import NodePlace
 from flowrl.engine.branches import BranchCursor, DuplicateCursor, UnionCursor
-from flowrl.engine.calls import ActorState
+from flowrl.engine.call import ActorState
 from flowrl.engine.core import Engine
 from flowrl.engine.cursors import ApplyCursor, Cursor, IterateCursor, TakeCursor
 from flowrl.engine.failure import InNode
@@ -24,6 +24,7 @@ from flowrl.engine.limiter import Limiter
 from flowrl.engine.pickling import Handed, copied, own_copy, pickled
 from flowrl.engine.replaced import Replacer
 from flowrl.engine.replay import ReplayCursor, StoreCursor
+from flowrl.engine.revived import Reviver
 from flowrl.engine.served import ServedAsyncGatherCursor, ServedSyncGatherCursor
 from flowrl.engine.shard import Pipeline
 from flowrl.engine.stage import Stage
@@ -31,6 +32,7 @@ from flowrl.engine.stats import Accounts
 from flowrl.engine.stragglers import TimedSyncGatherCursor
 from flowrl.engine.view import NodeView
 from flowrl.errors import GraphError
+from flowrl.failures import Raise
 from flowrl.handles import ActorGroup, Apart
 from flowrl.operator import AskOperator, Context, Operator
 from flowrl.pacing import Pacing
@@ -76,9 +78,12 @@ def build(
     try:
         engine.root = builder.cursor(root)
         engine.cursors = list(builder.cursors.values())
+        revivers = builder.revivers()
         _start_actors(engine, groups, builder.pipelines)
         if resumed is not None:
             resumed.restore(engine)
+        for reviver in revivers:
+            reviver.begin(resumed=resumed is not None)
     except InNode as located:
         failed = located
     except BaseException:
@@ -141,6 +146,26 @@ class _Builder:
             return BranchCursor(name, engine, above[0])
         assert isinstance(node, graph.Unite), node
         return UnionCursor(name, engine, above, node.mode, node.weights, node.emit)
+
+    def revivers(self) -> list[Reviver]:
+        """Who decides about the groups whose description says what a death means.
+
+        Raises:
+            GraphError: an operator says it too.
+        """
+        found = []
+        for name, group in self.groups.items():
+            if group.on_failure is None:
+                continue
+            said = next((self.names[node] for node in self.names if _decides(node, name, self.groups)), None)
+            if said is not None or any(map(self.engine.lives.watches, self.engine.states[name])):
+                raise GraphError(
+                    f"group {name!r} (described at {group.where}) has on_failure={group.on_failure!r}, but "
+                    f"{said or 'an operator'} says what the deaths of its actors mean; say it there"
+                )
+            if not isinstance(group.on_failure, Raise):
+                found.append(Reviver(self.engine, name, group, group.on_failure))
+        return found
 
     def _keeper(self, node: graph.Node, op: AskOperator[Any, Any]) -> Keeper | None:
         kept = op.kept
@@ -232,6 +257,18 @@ class _Builder:
     def _operators(self, path: Sequence[graph.Apply]) -> tuple[tuple[str, Any], ...]:
         # Copies: two sources in one actor may have operators behind their union in common.
         return tuple((self.names[step], own_copy(step.op, self.names[step], step.where)) for step in path)
+
+
+def _decides(node: graph.Node, name: str, groups: Mapping[str, ActorGroup[Any]]) -> bool:
+    """Whether it is this node that says what the deaths of a group's actors mean."""
+    if isinstance(node, graph.Shards):
+        served = node.served_by is not None and graph.full_name(node, node.served_by, groups) == name
+        return served or graph.source_group(node, groups) == name
+    if isinstance(node, graph.Aggregate | graph.Replay):
+        return graph.full_name(node, node.group, groups) == name
+    if not isinstance(node, graph.Apply) or not hasattr(node.op, "on_failure"):
+        return False
+    return any(graph.full_name(node, held, groups) == name for held in graph.held_groups(node.op))
 
 
 def _start_actors(

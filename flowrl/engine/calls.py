@@ -4,131 +4,25 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
 from flowrl.backends.protocol import Backend, Died, Sent
+from flowrl.engine.call import ANSWERED, ERROR, LOST, NO_RECORD, OUT, ActorState, Arrived, Call, Fetch
 from flowrl.engine.failure import ErrorRecord, record_of
 from flowrl.engine.interrupts import Alarm, Interrupts, Mode
-from flowrl.engine.record import FAILED, STALE, UNDELIVERED, Record, opened
+from flowrl.engine.record import FAILED, MISSED, STALE, UNDELIVERED, Record, opened
 from flowrl.engine.stats import Accounts, NodeStats
 from flowrl.engine.tells import Tell, collapse_into, method_label, together, wire_method
-from flowrl.engine.transport import item_of, pack_call, unpack
+from flowrl.engine.transport import pack_call
 from flowrl.engine.undelivered import REASON, Parcel, parcel_of
 from flowrl.ref import Info, Leaf, Ref
-from flowrl.sources import IteratorShard
 
-Fetch = Callable[[Ref[Any]], Any]  # how a reference finds its value
-Arrived = Callable[["Call"], None]
-
-NO_RECORD = Record()
 _new = object.__new__
-ANSWERED, LOST, ERROR, OUT = "answered", "lost", "error", "out"
 WAITS_A_SWEEP = 8  # of so many waits one also sees to tells: sends what is held, takes in what was received
 SOON_S = 0.05  # how long a wait does not, and holds back those that were told
 NO_WORK = frozenset({"start", "save", "restore"})  # kinds of messages that are none of a group's work
-
-
-class ActorState:
-    """What the driver knows of one actor: its mailbox of held tells, its incarnation, whether it is up.
-
-    up: its object is made. restarting: it died and is on its way up again. alive: neither of the two only where it is
-    gone for good. answers: to what it was asked, in all lives. leaving: its group shrinks, and it is asked for nothing
-    new (any more). resumes: a new incarnation goes on behind the `given` items that were taken in.
-    """
-
-    __slots__ = (
-        "actor", "actor_class", "alive", "answers", "given", "group", "incarnation", "index", "leaving", "mail",
-        "published", "pull_messages", "restarting", "resumes", "shards", "up",
-    )  # fmt: skip
-
-    def __init__(self, group: str, index: int, actor_class: Any, actor: Any):
-        self.group, self.index, self.actor_class, self.actor = group, index, actor_class, actor
-        self.incarnation = self.answers = 0
-        self.alive, self.up, self.restarting, self.leaving = True, False, False, False
-        self.mail: list[Tell] = []
-        self.published: tuple[int, Ref[Any]] | None = None
-        self.pull_messages: dict[str, bytes] = {}
-        self.shards = 0  # how many sources its object is
-        self.resumes, self.given = actor_class is IteratorShard, 0
-
-    @classmethod
-    def removed(cls, group: str, index: int, actor_class: Any) -> ActorState:
-        """That of an actor that there is no more."""
-        state = cls(group, index, actor_class, None)
-        state.alive, state.leaving = False, True
-        return state
-
-    @property
-    def name(self) -> str:
-        """`workers[0]`."""
-        return f"{self.group}[{self.index}]"
-
-
-class Call:
-    """One message that is out, and its answer."""
-
-    # fmt: off
-    __slots__ = (
-        "actor", "arrived", "fetch", "incarnation", "infos", "kind", "label", "loaded", "node", "owner", "reason",
-        "record", "sent", "state", "stats",
-    )
-    # fmt: on
-
-    def __init__(
-        self, actor: ActorState, sent: Sent, kind: str, node: str, label: str, stats: NodeStats, fetch: Fetch,
-        owner: Any = None, arrived: Arrived | None = None,
-    ):  # fmt: skip
-        self.actor, self.sent, self.kind, self.node, self.label = actor, sent, kind, node, label
-        self.stats, self.fetch = stats, fetch  # of its node; of its run
-        self.incarnation = actor.incarnation
-        self.state = OUT
-        self.reason = ""  # why there is no answer, once it is lost
-        self.record: Record = NO_RECORD
-        self.infos: tuple[Info, ...] = ()
-        self.loaded: tuple[list[Any], Any] | None = None  # items and published weights, once the driver has them
-        self.owner, self.arrived = owner, arrived  # who is called when its answer is known, and what that knows it by
-
-    @property
-    def done(self) -> bool:
-        """Whether the answer, or the loss of it, is known."""
-        return self.state is not OUT
-
-    @property
-    def lost(self) -> bool:
-        """Whether there is no answer, and will be none."""
-        return self.state is LOST
-
-    @property
-    def undelivered(self) -> bool:
-        """Whether it is lost though its actor lives: its arguments were on a node that is gone."""
-        return self.record.status == UNDELIVERED
-
-    @property
-    def payload(self) -> Any:
-        """What the backend stores of the answer; may be sent on while the call is out."""
-        return self.sent.payload
-
-    def item(self, slot: int | str, backend: Backend) -> Any:
-        """One of the answer's items, or its published weights, brought to the driver once."""
-        if slot != "published" and self.record.inline is not None:
-            return unpack(self.record.inline)[slot]
-        if self.loaded is None:
-            self.loaded = backend.load(self.sent.payload)
-        return item_of(self.loaded, slot)
-
-    def ref(self, slot: int, info: Info) -> Ref[Any]:
-        """A reference to one of the answer's items."""
-        return Ref(Leaf(self, slot), info, self.fetch)
-
-    def held(self, slot: int | str) -> bool:
-        """Whether the driver has the value already."""
-        return self.loaded is not None or (slot != "published" and self.record.inline is not None)
-
-    def error(self) -> ErrorRecord | None:
-        """The failure that the actor answered."""
-        return self.record.error
 
 
 class Calls:
@@ -353,8 +247,13 @@ class Calls:
             self.interrupts.end(before)
 
     def sweep(self) -> None:
-        """Takes in the answers to tells and snapshots that are there already, without waiting."""
-        told = [sent for sent, call in list(self.pending.items()) if call.kind in ("tell", "snapshot")]
+        """Takes in the answers to what nobody may wait for, if they are there already: tells, snapshots, and asks of
+        actors that are started again."""
+        told = [
+            sent
+            for sent, call in list(self.pending.items())
+            if call.kind in ("tell", "snapshot") or call.actor.reviver is not None
+        ]
         if told:
             self._take(self.backend.poll(told, 0.0))
 
@@ -362,10 +261,11 @@ class Calls:
         """Takes in answers that are there."""
         self._take(answered)
 
-    def look_for(self, call: Call) -> None:
-        """Takes in the answer to a call if it is there, without waiting."""
-        if call.state is OUT:
-            self._take(self.backend.poll([call.sent], 0.0))
+    def look_for(self, *calls: Call) -> None:
+        """Takes in the answers to calls that are there, without waiting."""
+        out = [call.sent for call in calls if call.state is OUT]
+        if out:
+            self._take(self.backend.poll(out, 0.0))
 
     def give_up(self, call: Call, reason: str) -> None:
         """An actor that does not answer counts as dead; settled at the next poll."""
@@ -380,6 +280,12 @@ class Calls:
             except ValueError as error:  # a metric that changes its rule
                 self.failed.append((call.node, f"the metrics of {call.label!r}", call.actor, record_of(error)))
                 self.alarm.on = True
+
+    def _note_tells(self, call: Call, record: Record) -> None:
+        """Those that failed are raised at the next poll."""
+        for node, label, failure in record.tell_errors:
+            self.failed.append((node, f"the tell {label!r}", call.actor, failure))
+            self.alarm.on = True
 
     def forget(self, state: ActorState) -> list[Call]:
         """The calls that died with an actor's incarnation; they count as lost."""
@@ -436,7 +342,13 @@ class Calls:
             self._lose(call, "its process was started anew in between")
             return
         if status == UNDELIVERED:
-            self._lose(call, REASON)
+            self._lose(call, REASON if record.error is None else record.error.message)
+            return
+        if status == MISSED:
+            self.merge_metrics(call)
+            self._note_tells(call, record)
+            assert record.error is not None
+            self._lose(call, record.error.message)
             return
         call.state = ERROR if status == FAILED else ANSWERED
         if call.kind == "pull" and not record.tell_errors:
@@ -446,9 +358,9 @@ class Calls:
         if call.kind != "pull":
             call.actor.answers += call.kind == "ask"
             self.merge_metrics(call)
-        for node, label, failure in record.tell_errors:
-            self.failed.append((node, f"the tell {label!r}", call.actor, failure))
-            self.alarm.on = True
+            if call.actor.reviver is not None:
+                call.actor.reviver.answered(call)
+        self._note_tells(call, record)
         if record.published_version is not None:
             known = call.actor.published
             if known is None or record.published_version >= known[0]:

@@ -12,7 +12,8 @@ import numpy as np
 
 from flowrl.backends.protocol import Backend
 from flowrl.engine.blame import NodePlace, raise_located, raise_record, stalled
-from flowrl.engine.calls import ANSWERED, LOST, ActorState, Call, Calls
+from flowrl.engine.call import ANSWERED, LOST, ActorState, Call
+from flowrl.engine.calls import Calls
 from flowrl.engine.cursors import BLOCKED, END, MISSING, Cursor, Item
 from flowrl.engine.failure import ErrorRecord, InNode
 from flowrl.engine.interrupts import Alarm, Interrupts, Mode
@@ -300,7 +301,8 @@ class Engine:
     def raise_failed(self, call: Call, node: str) -> NoReturn:
         """Raises what came instead of an answer."""
         if call.state is LOST:
-            raise ActorDied(f"{call.actor.name} cannot answer {call.label!r} (node {node!r}): {call.reason}")
+            remedy = "" if self.lives.watches(call.actor) else self.lives.remedy(call.actor)
+            raise ActorDied(f"{call.actor.name} cannot answer {call.label!r} (node {node!r}): {call.reason}{remedy}")
         error = call.error()
         assert error is not None
         raise_record(self.places, error, node, call.actor.name)

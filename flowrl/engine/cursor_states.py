@@ -9,7 +9,7 @@ from typing import Any
 from flowrl.checkpoint import State
 from flowrl.engine.asks import AskCursor
 from flowrl.engine.branches import BranchCursor, DuplicateCursor, UnionCursor
-from flowrl.engine.calls import ERROR, LOST, Call
+from flowrl.engine.call import ERROR, LOST, Call
 from flowrl.engine.cursors import ApplyCursor, Cursor, IterateCursor, TakeCursor
 from flowrl.engine.failure import InNode
 from flowrl.engine.keeping import HandleKeeper, Keeper, record_behind

@@ -18,7 +18,7 @@ from flowrl.ref import Info, Ref, oldest
 from flowrl.shapes import describe
 
 if TYPE_CHECKING:
-    from flowrl.engine.calls import Call
+    from flowrl.engine.call import Call
 
 
 class Signal(enum.Enum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from flowrl.engine.calls import Call
+from flowrl.engine.call import Call
 
 if TYPE_CHECKING:
     from flowrl.engine.core import Engine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flowrl.engine.calls import ActorState
+from flowrl.engine.call import ActorState
 from flowrl.engine.turns import between_items
 from flowrl.engine.view import newest_published
 from flowrl.errors import ActorDied, FlowError, PayloadLost

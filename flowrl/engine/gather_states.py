@@ -6,7 +6,7 @@ from typing import Any
 
 from flowrl.checkpoint import State
 from flowrl.engine.aggregation import AggregateCursor, Task
-from flowrl.engine.calls import ERROR, ActorState, Call
+from flowrl.engine.call import ERROR, ActorState, Call
 from flowrl.engine.gathers import AsyncGatherCursor, GatherCursor, ShardFeed, SyncGatherCursor
 from flowrl.engine.keeping import Keeper
 from flowrl.engine.restoring import Restorer

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from flowrl.engine.calls import ANSWERED, ERROR, LOST, OUT, ActorState, Call
+from flowrl.engine.call import ANSWERED, ERROR, LOST, OUT, ActorState, Call
 from flowrl.engine.cursors import END, PENDING, Cursor, Item, Signal, item_of_answer
 from flowrl.errors import ActorDied
 from flowrl.failures import FailurePolicy, Ignore, Restart

@@ -9,9 +9,10 @@ from time import perf_counter
 from typing import Any
 
 from flowrl.engine.failure import ErrorRecord, record_of
-from flowrl.engine.record import FAILED, STALE, Record, took
+from flowrl.engine.record import ARGUMENT_DIED, FAILED, MISSED, STALE, Record, took
 from flowrl.engine.shard import Pipeline, Shard
-from flowrl.engine.transport import DependencyFailed, Packed, packed_if_small, unpack, unpack_call
+from flowrl.engine.transport import DependencyFailed, DependencyGone, Gone, Packed, packed_if_small, unpack, unpack_call
+from flowrl.errors import ActorDied
 from flowrl.handles import ActorHandle
 from flowrl.metrics import Delta, deltas_of
 from flowrl.ref import Answer, Info
@@ -65,6 +66,9 @@ class Host:
                     record, payload = Record(), None
         except DependencyFailed as failed:
             record, payload = Record(FAILED, error=failed.record), failed.record
+        except DependencyGone as gone:
+            said = ActorDied(f"{ARGUMENT_DIED} ({gone})")
+            record, payload = Record(MISSED, error=record_of(said)), Gone(str(gone))
         except BaseException as error:
             failure = record_of(error)
             record, payload = Record(FAILED, error=failure), failure
@@ -104,6 +108,8 @@ class Host:
                 deltas.extend(deltas_of(node, answer.metrics))
         except DependencyFailed as failed:
             errors.append((node, label, failed.record))
+        except DependencyGone:  # what that death means is for the driver to say
+            pass
         except BaseException as error:
             errors.append((node, label, record_of(error)))
 

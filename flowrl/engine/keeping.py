@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from flowrl.checkpoint import State
-from flowrl.engine.calls import LOST, OUT, ActorState, Call
+from flowrl.engine.call import LOST, OUT, ActorState, Call
 from flowrl.engine.cursors import MISSING, Item
 from flowrl.engine.record import Record, opened
 from flowrl.engine.transport import unpack

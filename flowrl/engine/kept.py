@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from flowrl.engine.calls import ANSWERED, LOST, OUT, ActorState, Call
+from flowrl.engine.call import ANSWERED, LOST, OUT, ActorState, Call
 from flowrl.engine.snapshots import Snapshots
 from flowrl.errors import ActorDied
 from flowrl.failures import FailurePolicy, Ignore, Restart

@@ -9,7 +9,7 @@ from flowrl.errors import ActorDied
 from flowrl.failures import Raise, Restart
 
 if TYPE_CHECKING:
-    from flowrl.engine.calls import ActorState
+    from flowrl.engine.call import ActorState
     from flowrl.engine.cursors import Cursor
     from flowrl.pacing import Pacing
 

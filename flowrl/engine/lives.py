@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from flowrl.backends.protocol import GroupPlan, NoRoom
 from flowrl.engine.blame import note_of
-from flowrl.engine.calls import ANSWERED, LOST, ActorState, Call
+from flowrl.engine.call import ANSWERED, LOST, ActorState, Call
 from flowrl.engine.failure import InNode
 from flowrl.errors import ActorDied, add_note
 from flowrl.held import held_groups
@@ -58,6 +58,10 @@ class Lives:
     def watch(self, state: ActorState, cursor: Watcher) -> None:
         """A gather, or the pacing of a replay group, wants to decide what the death of its shard means."""
         self._watchers.setdefault(state, []).append(cursor)
+
+    def watches(self, state: ActorState) -> bool:
+        """Whether anybody decides what the death of an actor means."""
+        return bool(self._watchers.get(state)) or state.leaving
 
     def unwatch(self, state: ActorState) -> None:
         """Nobody decides about an actor any more."""
@@ -144,11 +148,17 @@ class Lives:
             self.forget(self._looks.pop(call))
         if call.state is LOST or state.leaving:
             return
-        again, state.restarting = state.restarting, False
         if call.state is not ANSWERED:
+            state.restarting = False
             engine.fail(call, state.group)
             return
-        state.up = True
+        if not (state.restarting and state.reviver is not None and state.reviver.revives(state)):
+            self.risen(state, again=state.restarting)
+
+    def risen(self, state: ActorState, *, again: bool) -> None:
+        """It is up, with whatever it goes on from: it is greeted, and whoever watches over it hears of it."""
+        engine = self._engine
+        state.restarting, state.up = False, True
         if again:
             engine.accounts.settled(f"{state.name} waits ")
             engine.accounts.merge([(state.group, None, "restarts", "sum", 1.0, 1.0)])
@@ -232,6 +242,8 @@ class Lives:
     def _died(self, state: ActorState, reason: str) -> None:
         engine = self._engine
         watched = [] if state.leaving else self._watchers.get(state, [])
+        if state.reviver is not None:  # what it has answered is in its snapshots, and must not be asked again
+            engine.calls.look_for(*[call for call in list(engine.calls.pending.values()) if call.actor is state])
         with engine.calls.lock:
             state.incarnation += 1
             state.up = state.restarting = False
@@ -245,7 +257,7 @@ class Lives:
                     cursor.died(state, reason)
             if not watched and not state.leaving:
                 out = ", ".join(sorted({call.label for call in lost})) or "nothing"
-                raise ActorDied(f"{state.name} died: {reason}; out were: {out}{self._remedy(state)}")
+                raise ActorDied(f"{state.name} died: {reason}; out were: {out}{self.remedy(state)}")
         except ActorDied as error:
             for node in self._nodes_of(state, lost):
                 add_note(error, note_of(engine.places, node, None, state.name, None))
@@ -253,10 +265,12 @@ class Lives:
         finally:
             state.alive = state.restarting
 
-    def _remedy(self, state: ActorState) -> str:
-        """Where a policy could have been said that goes on, if anywhere."""
+    def remedy(self, state: ActorState) -> str:
+        """Where a policy could have been said that goes on."""
         able = [stage.name for stage in self._holding(state.group) if hasattr(stage.op, "on_failure")]
-        return f"; {able[0]}(on_failure=Restart(n)) starts it again" if able else ""
+        several = len(self._engine.states[state.group]) > 1
+        said = f"{able[0]}(" if able else f"flowrl.actor{'s' * several}(..., "
+        return f"; {said}on_failure=Restart(n)) starts it again"
 
     def _holding(self, group: str) -> list[Stage]:
         """The stages whose operators hold a group."""

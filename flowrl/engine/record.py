@@ -12,7 +12,9 @@ from flowrl.metrics import Delta
 from flowrl.ref import Info
 
 ANSWERED, FAILED, STALE, QUERY = 0, 1, 2, 3
-UNDELIVERED = 4  # the message did not reach its actor, which lives: a payload was lost with the node that held it
+UNDELIVERED = 4  # the message did not reach its actor, which lives: a payload was lost, with a node or a dead actor
+ARGUMENT_DIED = "an argument of this call is the answer of an actor that died"
+MISSED = 5  # its tells were done, but what it asks was not: an argument died with the actor that was to answer it
 
 
 class Record(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flowrl.engine.calls import ActorState
+from flowrl.engine.call import ActorState
 from flowrl.engine.interrupts import Mode
 from flowrl.errors import ActorDied
 from flowrl.failures import FailurePolicy, Ignore, Restart
@@ -15,11 +15,32 @@ if TYPE_CHECKING:
 GRACE_S = 3.0  # how long an operator that was interrupted may still wait for an actor
 
 
-class Replacer:
-    """Decides what the death of such an actor means: another takes its place, with the same seed, or none does.
+class InARow:
+    """How often each of some actors was started again in a row.
 
     Deaths are in a row while nothing is answered between them, or each comes after as many answers as the last.
     """
+
+    def __init__(self) -> None:
+        self._restarts: dict[ActorState, int] = {}
+        self._lives: dict[ActorState, tuple[int, int]] = {}  # answers until the last death, and in the life it ended
+
+    def before(self, state: ActorState) -> int:
+        """It has died: how often it was started again before, in a row."""
+        before, last = self._lives.get(state, (0, -1))
+        answers = state.answers - before
+        self._lives[state] = state.answers, answers
+        if answers not in (0, last):
+            self._restarts[state] = 0
+        return self._restarts.get(state, 0)
+
+    def again(self, state: ActorState) -> None:
+        """It is started again."""
+        self._restarts[state] = self._restarts.get(state, 0) + 1
+
+
+class Replacer:
+    """Decides what the death of such an actor means: another takes its place, with the same seed, or none does."""
 
     of_sources = False  # what Lives greets last
     closed = False  # it watches to the end
@@ -27,10 +48,7 @@ class Replacer:
     def __init__(self, run: Engine, node: str, group: str, policy: FailurePolicy):
         self.run, self.node, self.group, self.policy = run, node, group, policy
         states = run.states[group]
-        self._restarts = dict.fromkeys(states, 0)  # in a row
-        self._lives: dict[
-            ActorState, tuple[int, int]
-        ] = {}  # answers until the last death, and in the life that it ended
+        self._in_a_row = InARow()
         run.replaced.add(group)
         for state in states:
             run.watch(state, self)
@@ -50,9 +68,9 @@ class Replacer:
                 f"every actor of {self.group} has died; the last was {state.name}: {reason}; node {self.node} has "
                 f"on_failure={policy!r} (Restart(n) starts them again)"
             )
-        tries = self._in_a_row(state)
+        tries = self._in_a_row.before(state)
         if isinstance(policy, Restart) and tries < policy.times:
-            self._restarts[state] += 1
+            self._in_a_row.again(state)
             run.restart(state, policy.backoff_s * 2**tries)
             return
         tried = f" after {tries} restarts" if tries else ""
@@ -60,14 +78,6 @@ class Replacer:
             f"{state.name} died{tried}: {reason}; node {self.node} has on_failure={policy!r} "
             "(Restart(n) starts it again, Ignore() goes on without it)"
         )
-
-    def _in_a_row(self, state: ActorState) -> int:
-        before, last = self._lives.get(state, (0, -1))
-        answers = state.answers - before
-        self._lives[state] = state.answers, answers
-        if answers not in (0, last):
-            self._restarts[state] = 0
-        return self._restarts[state]
 
     def restarted(self, state: ActorState) -> None:
         """It is up again: whoever asked its predecessor sees to what was lost."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from flowrl import graph
 from flowrl.engine.asks import AskCursor
-from flowrl.engine.calls import ANSWERED, LOST, Call
+from flowrl.engine.call import ANSWERED, LOST, Call
 from flowrl.engine.cursors import BLOCKED, END, PENDING, Cursor, Item, Signal, item_by_ref, item_of_result
 from flowrl.engine.failure import InNode
 from flowrl.engine.limiter import Limiter, Stock

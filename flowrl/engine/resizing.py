@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from threading import get_ident
 from types import TracebackType
 
-from flowrl.engine.calls import LOST, ActorState, Call
+from flowrl.engine.call import LOST, ActorState, Call
 from flowrl.engine.core import CLOSED_MEANWHILE, Engine
 from flowrl.engine.failure import InNode
 from flowrl.engine.gathers import GatherCursor

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrl.backends.protocol import Sent
 from flowrl.checkpoint import State
-from flowrl.engine.calls import ANSWERED, LOST, OUT, ActorState, Call
+from flowrl.engine.call import ANSWERED, LOST, OUT, ActorState, Call
 from flowrl.engine.cursors import MISSING, Item
 from flowrl.engine.keeping import PUBLISHED
 from flowrl.engine.record import Record

@@ -10,7 +10,7 @@ from typing import Any
 from flowrl import graph
 from flowrl.checkpoint import State, read_manifest, read_state
 from flowrl.checkpoint.storage import Where
-from flowrl.engine.calls import ActorState, Call
+from flowrl.engine.call import ActorState, Call
 from flowrl.engine.core import Engine
 from flowrl.engine.cursor_states import set_cursor_state
 from flowrl.engine.fingerprint import check_same_graph, fingerprint, other_settings

@@ -12,7 +12,7 @@ from flowrl.backends.protocol import Died
 from flowrl.checkpoint import CheckpointWriter, State, write_state
 from flowrl.checkpoint.storage import Where
 from flowrl.engine.aggregation import AggregateCursor
-from flowrl.engine.calls import LOST, ActorState, Call
+from flowrl.engine.call import LOST, ActorState, Call
 from flowrl.engine.core import Engine
 from flowrl.engine.cursor_states import cursor_state
 from flowrl.engine.cursors import Cursor

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flowrl.engine.calls import ANSWERED, ERROR, LOST, OUT, ActorState, Arrived, Call
+from flowrl.engine.call import ANSWERED, ERROR, LOST, OUT, ActorState, Arrived, Call
 from flowrl.engine.gathers import AsyncGatherCursor, GatherCursor, ShardFeed, SyncGatherCursor
 from flowrl.engine.record import QUERY
 from flowrl.engine.stats import NodeStats

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from flowrl.backends.protocol import Backend, Copy
-    from flowrl.engine.calls import Call
+    from flowrl.engine.call import Call
 
 
 MOST = 4  # that are kept

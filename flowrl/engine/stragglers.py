@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flowrl.engine.calls import ActorState
+from flowrl.engine.call import ActorState
 from flowrl.engine.cursors import END, PENDING, Item, Signal
 from flowrl.engine.gathers import ShardFeed, SyncGatherCursor
 from flowrl.failures import FailurePolicy

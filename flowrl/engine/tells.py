@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from flowrl.engine.transport import Packed, pack_by_value, pack_call
 
 if TYPE_CHECKING:
-    from flowrl.engine.calls import ActorState
+    from flowrl.engine.call import ActorState
 
 
 WEIGHTS = "set_weights"  # the one method whose tells replace each other

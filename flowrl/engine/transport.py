@@ -107,6 +107,7 @@ def unpack_call(packed: Packed, payloads: Sequence[Any], deltas: list[Delta]) ->
 
     Raises:
         DependencyFailed: a payload is the record of a failure.
+        DependencyGone: the actor that was to answer it has died.
     """
     args, kwargs = unpack(packed)
     found = tuple(_unwire(arg.tree, payloads, deltas) if type(arg) is WireRef else arg for arg in args)
@@ -121,8 +122,26 @@ class DependencyFailed(Exception):  # noqa: N818
         self.record = record
 
 
+class Gone:
+    """In place of a payload: its call died with the actor that was to answer."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str):
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Gone, (self.reason,))
+
+
+class DependencyGone(Exception):  # noqa: N818
+    """An argument of this call is the answer of a call that died with its actor."""
+
+
 def item_of(payload: Any, slot: int | str) -> Any:
     """One item, or the published weights, of an answer's payload."""
+    if isinstance(payload, Gone):
+        raise DependencyGone(payload.reason)
     if isinstance(payload, ErrorRecord):
         raise DependencyFailed(payload)
     items, published = payload
@@ -142,7 +161,7 @@ def _without_values(tree: tuple[Any, ...]) -> bool:
     kind = tree[0]
     if kind == "joined":
         return all(map(_without_values, tree[1]))
-    return kind in ("payload", "packed") or (kind == "then" and _without_values(tree[1]))
+    return kind in ("payload", "packed", "gone") or (kind == "then" and _without_values(tree[1]))
 
 
 def _wire(arg: Any, payloads: list[Any]) -> Any:
@@ -160,6 +179,8 @@ def _wire_tree(tree: Any, payloads: list[Any]) -> tuple[Any, ...]:
         call = tree.payload
         if call.record.inline is not None and tree.slot != "published":
             return ("packed", call.record.inline, tree.slot)
+        if call.lost:
+            return ("gone", call.reason)
         stored = call.payload
         for position, known in enumerate(payloads):
             if known is stored:
@@ -177,6 +198,8 @@ def _unwire(tree: tuple[Any, ...], payloads: Sequence[Any], deltas: list[Delta])
         return item_of(payloads[tree[1]], tree[2])
     if kind == "value":
         return tree[1]
+    if kind == "gone":
+        raise DependencyGone(tree[1])
     if kind == "packed":
         return unpack(tree[1])[tree[2]]
     if kind == "joined":

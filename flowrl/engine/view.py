@@ -10,7 +10,7 @@ from flowrl.handles import ActorGroup, ActorHandle, Pending
 from flowrl.ref import Ref
 
 if TYPE_CHECKING:
-    from flowrl.engine.calls import ActorState
+    from flowrl.engine.call import ActorState
     from flowrl.engine.core import Engine
 
 
@@ -102,9 +102,17 @@ class HandleLink:
 
     def ask(self, handle: ActorHandle[Any], method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pending[Any]:
         """A call that is out."""
-        state = self.run.state_of(handle)
-        call = self.run.calls.ask(state, method, args, kwargs, self.node)
-        return Pending(call, self.run)
+        run = self.run
+        state = run.state_of(handle)
+        if state.reviver is None or not (self.held and run.moves_here):
+            return Pending(run.calls.ask(state, method, args, kwargs, self.node), run)
+        run.lives.settle_deaths(state)
+        wait_up(run, state)
+
+        def again() -> Pending[Any]:
+            return self.ask(handle, method, args, kwargs)
+
+        return Pending(run.calls.ask(state, method, args, kwargs, self.node), run, again=again)
 
     def tell(self, handle: ActorHandle[Any], method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A held tell, or one that goes at once."""

@@ -15,7 +15,7 @@ import pytest
 
 import flowrl
 from flowrl import AskOperator, Context, Flow, Ignore, Operator, Raise, Restart
-from flowrl.engine.calls import LOST
+from flowrl.engine.call import LOST
 from flowrl.errors import ActorDied
 from flowrl.failures import FailurePolicy
 from flowrl.handles import ActorGroup, ActorHandle, Pending

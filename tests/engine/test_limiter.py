@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowrl.engine.calls import ActorState
+from flowrl.engine.call import ActorState
 from flowrl.engine.cursors import Cursor
 from flowrl.engine.limiter import Limiter
 from flowrl.errors import ActorDied
