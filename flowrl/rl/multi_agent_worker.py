@@ -149,7 +149,7 @@ class MultiAgentWorker:
         while (batches := self._batches()) is None:
             pass
         self._steps_taken += self._steps
-        for role in self._roles.values():
+        for role in rollout.roles.values():  # a league's members too
             role.rows.clear()  # of policies whose experience nobody wants
         metrics, rollout.ended = self._metrics(rollout), []
         if self._faults.in_a_row:

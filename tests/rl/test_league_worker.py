@@ -142,3 +142,11 @@ def test_its_state_keeps_what_the_league_was_not_told() -> None:
     made.sample()
     other.set_state(made.get_state())
     assert other.match_report() == made.match_report()
+
+
+def test_the_members_transitions_are_not_kept() -> None:
+    made = worker()
+    made.set_lineup(against(made, main_1=ROCK, main_2=SCISSORS))
+    for _ in range(3):
+        made.sample()
+        assert [role.rows for role in made._playing.values()] == [[], [], []]
