@@ -91,7 +91,7 @@ class Calls:
         """Holds a tell until the next ask, wait or close; without `held` it goes at once, behind those that wait."""
         tell = Tell(node, method, args, kwargs, state)
         with self.lock:
-            if not held and not state.restarting:
+            if not held and (state.up or state.reviver is None) and not state.restarting:
                 mail, state.mail = [*state.mail, tell], []
                 self._mailed.pop(state, None)
                 self._deliver(state, mail)

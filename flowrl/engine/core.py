@@ -209,7 +209,8 @@ class Engine:
         call: Call = leaf.payload
         if call.record.inline is not None and leaf.slot != "published":
             return unpack(call.record.inline)[leaf.slot]
-        self._see_answered(call)
+        if call.state is not ANSWERED:
+            self._see_answered(call)
         if self.closed and not call.held(leaf.slot):
             raise FlowError("the run that holds this item is closed; fetch its value before closing the run")
         return call.item(leaf.slot, self.backend)
@@ -221,11 +222,12 @@ class Engine:
             PayloadLost: there will be none, and the run goes on without. What came in its place.
         """
         try:
-            if call.state is not ANSWERED:
-                self.await_call(call)
+            self.await_call(call)
         except ActorDied as error:
             reviver = call.actor.reviver
-            if call.undelivered or (call.lost and reviver is not None and reviver.goes_on):
+            if call.undelivered:
+                raise PayloadLost(str(error)) from error
+            if call.lost and reviver is not None and reviver.goes_on:
                 raise PayloadLost(f"{error}; only .result() of a Pending asks again") from error
             raise
 

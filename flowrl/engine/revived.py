@@ -83,8 +83,9 @@ class Reviver:
         self._answered[state] += 1
         if state not in self._snapshots or self._answered[state] - self._asked_at[state] < self._every:
             return
-        if state in self._asked:  # it may be there, and nobody has waited for anything since
-            self.run.calls.look_for(self._asked[state])
+        out = self._asked.get(state)
+        if out is not None:  # it may be there, and nobody has waited for anything since
+            self.run.calls.look_for(out)
         self._ask(state)
 
     def _ask(self, state: ActorState) -> None:
@@ -94,11 +95,12 @@ class Reviver:
             return
         if not known and isinstance(state.actor_class, type):  # it has none
             return
-        self._asked_at[state] = self._answered[state]
         method: Any = "get_state" if known else keeps_state
-        call = self._asked[state] = self.run.calls.ask(state, method, (), {}, self.name)
-        call.kind = "snapshot"  # nobody waits for it
-        call.arrived = self._took if known else self._learned
+        with self.run.calls.lock:  # another thread, whose message was answered, may look for it
+            self._asked_at[state] = self._answered[state]
+            call = self._asked[state] = self.run.calls.ask(state, method, (), {}, self.name)
+            call.kind = "snapshot"  # nobody waits for it
+            call.arrived = self._took if known else self._learned
 
     def _learned(self, call: Call) -> None:
         if self._asked.pop(call.actor, None) is call and call.state is ANSWERED and call.item(0, self.run.backend):

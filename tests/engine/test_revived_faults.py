@@ -22,7 +22,7 @@ from flowrl.errors import ActorDied, FlowError, PayloadLost
 from flowrl.handles import ActorHandle, Pending
 from flowrl.operator import AskOperator, Context
 from flowrl.testing import Delayed
-from tests.engine.test_revived import SUMS, Book, Forgetful, Ledger, Tally, at, ledgers, numbers
+from tests.engine.test_revived import SUMS, Book, Entries, Forgetful, Ledger, Tally, at, ledgers, numbers
 
 
 class NoSecondLife(Ledger):
@@ -212,12 +212,11 @@ def test_its_state_is_kept_where_nobody_waits_for_anything_else() -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(dies=st.integers(3, 40), every=st.integers(1, 8), seed=st.integers(0, 1000), likely=st.sampled_from([0.2, 1.0]))
+@given(dies=st.integers(3, 60), every=st.integers(1, 8), seed=st.integers(0, 1000), likely=st.sampled_from([0.2, 1.0]))
 def test_no_more_is_lost_than_is_said(dies: int, every: int, seed: int, likely: float) -> None:
     backend = Delayed(seed, likely=likely, die=at(dies))
-    with flowrl.run(numbers().for_each(Book(ledgers(snapshot_every=every))), backend, seed=0) as run:
-        run.step(30)
-        book = run.actors["ledgers"][0].ask("book").result()
+    with flowrl.run(numbers().for_each(Entries(ledgers(snapshot_every=every))), backend, seed=0) as run:
+        book = run.step(30)[-1]
         said = [warning.split("up to ")[1] for warning in run.stats().warnings if "up to " in warning]
     assert len(set(book)) == len(book)
     assert 30 - len(book) <= sum(int(most.split()[0]) for most in said) or "begins anew" in run.stats().warnings[0]
@@ -316,6 +315,29 @@ def test_what_was_missed_as_the_run_was_saved_is_missed_in_the_resumed_one(tmp_p
         lost = run.stats().metrics["Relay"]["items_lost"]
     assert lost >= 1
     assert len(before) + len(after) + lost == 30
+
+
+def test_one_that_had_died_for_good_is_back_without_its_state_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    @dataclass
+    class BookLiving(Book):
+        def process(self, value: int, ctx: Context) -> Iterable[int]:
+            yield len([one.ask("add", value).result() for one in ctx.actors(self.ledgers) if ctx.up(one)])
+
+    flow = numbers().for_each(BookLiving(ledgers(2, on_failure=Ignore())))
+    backend = Delayed(0, likely=1.0)
+    with flowrl.run(flow, backend, seed=0) as run:
+        assert run.step(2) == [2, 2]
+        backend.kill(run.actors["ledgers"][1])
+        with pytest.raises(ActorDied):
+            run.actors["ledgers"][1].ask("book").result()
+        assert run.step(2) == [1, 1]
+        run.save(tmp_path / "at-4")
+    assert "begin anew" not in caplog.text
+    with flowrl.run(flow, Local(), resume=tmp_path / "at-4") as run:
+        assert run.step(2) == [2, 2]
+    assert "ledgers[1] had died before it was saved" in caplog.text
 
 
 # ---------------------------------------------------------------- arguments that died
