@@ -73,7 +73,8 @@ class AsynchronousConfig(CollectingConfig):
         check_fields(
             self,
             whole=("num_async", "batch_steps", "learners", "in_flight", "fan_in", "replay_slots", "epochs", *sizes),
-            positive=("max_grad_norm", "peer_timeout_s"),
+            positive=("max_grad_norm",),
+            seconds=("peer_timeout_s",),
             not_negative=("value_cost", "replay_proportion", "rho_clip", "c_clip"),
             fraction=("discount", "vtrace_lambda"),
         )

@@ -55,7 +55,10 @@ class CollectingConfig:
 
     def __post_init__(self) -> None:
         check_fields(
-            self, whole=("num_workers", "envs_per_worker", "unroll"), or_none=("reward_clip", "learner_timeout_s")
+            self,
+            whole=("num_workers", "envs_per_worker", "unroll"),
+            or_none=("reward_clip",),
+            seconds=("learner_timeout_s",),
         )
         for name, kind in (("policy", rl.PolicySpec), ("env_options", rl.EnvOptions)):
             if not isinstance(getattr(self, name), kind):

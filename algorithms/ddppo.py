@@ -31,7 +31,7 @@ class DDPPOConfig(PPOConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(self, positive=("peer_timeout_s",))
+        check_fields(self, seconds=("peer_timeout_s",))
         for name, instead in (("on_learner_failure", "on_worker_failure"), ("learner_timeout_s", "peer_timeout_s")):
             if getattr(self, name) not in (None, Raise()):
                 raise ValueError(

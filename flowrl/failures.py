@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flowrl.numbers import check_seconds, check_whole
+
 
 @dataclass(frozen=True)
 class Restart:
@@ -16,10 +18,11 @@ class Restart:
     backoff_s: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.times < 1:
-            raise ValueError(f"Restart needs times >= 1, got {self.times}; to give up at once use Raise()")
-        if self.backoff_s < 0:
-            raise ValueError(f"backoff_s must not be negative, got {self.backoff_s}")
+        try:
+            check_whole("Restart: times", self.times)
+        except ValueError as error:
+            raise ValueError(f"{error}; to give up at once use Raise()") from None
+        check_seconds("Restart: backoff_s", self.backoff_s, may_be_0=True)
 
 
 @dataclass(frozen=True)

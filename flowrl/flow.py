@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -12,6 +11,7 @@ from flowrl.errors import GraphError
 from flowrl.failures import FailurePolicy, Ignore, Raise, Restart
 from flowrl.given import whole
 from flowrl.handles import ActorGroup, ActorHandle
+from flowrl.numbers import check_seconds
 from flowrl.operator import AskOperator, Context, Operator
 from flowrl.places import calling_place
 
@@ -209,8 +209,10 @@ class ParallelFlow(Chained[T]):
             if min_shards is not None or late is not None:
                 raise GraphError("gather_sync: min_shards and late are for rounds with a timeout_s")
             return None
-        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
-            raise GraphError(f"gather_sync: timeout_s must be a number of seconds above 0, got {timeout_s!r}")
+        try:
+            check_seconds("timeout_s", timeout_s)
+        except ValueError as error:
+            raise GraphError(f"gather_sync: {error}") from None
         if late not in (None, "drop", "keep"):
             raise GraphError(f"gather_sync: late must be 'drop' or 'keep', got {late!r}")
         for node in graph.walk(self._node):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from flowrl.batch import Batch, MultiAgentBatch
 from flowrl.operator import Context, Operator, checked_results
 
 
@@ -40,7 +41,13 @@ class Function(Operator[Any, Any]):
         self._with_context = takes_context(self.function)
 
     def process(self, value: Any, ctx: Context) -> Iterable[Any]:
-        return (self.function(value, ctx) if self._with_context else self.function(value),)
+        made = self.function(value, ctx) if self._with_context else self.function(value)
+        if made is None and isinstance(value, Batch | MultiAgentBatch):  # None trains nobody, and nobody would notice
+            raise TypeError(
+                f"{self!r} returned None for a {type(value).__name__}; what it returns goes on in place of the item, "
+                "so return the item (a gathered flow's tap() only looks)"
+            )
+        return (made,)
 
     def get_state(self) -> dict[str, Any]:
         return {}

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from numbers import Real
 from typing import Any
 
+MOST_S = 1e8  # three years
+
 
 def check_whole(name: str, value: Any, at_least: int = 1) -> None:
     """Nothing, if the value is an integer (numpy's too) of at least `at_least`.
@@ -35,6 +37,19 @@ def check_finite(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be a finite number, got {value!r}")
 
 
+def check_seconds(name: str, value: Any, *, may_be_0: bool = False) -> None:
+    """Nothing, if the value is a time to wait, in seconds: above 0 and at most MOST_S, more than which no clock takes.
+
+    Raises:
+        ValueError: it is not; names it.
+    """
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if number and (value >= 0 if may_be_0 else value > 0) and value <= MOST_S:
+        return
+    least = "of at least 0" if may_be_0 else "above 0"
+    raise ValueError(f"{name} must be a number of seconds {least} and at most {MOST_S:g}, got {value!r}")
+
+
 def check_fields(
     config: Any,
     *,
@@ -43,14 +58,19 @@ def check_fields(
     not_negative: Iterable[str] = (),
     fraction: Iterable[str] = (),
     or_none: Iterable[str] = (),
+    seconds: Iterable[str] = (),
 ) -> None:
-    """Nothing, if these fields are: integers of at least 1; above 0; at least 0; from 0 to 1; above 0 or None.
+    """Nothing, if these fields are: integers of at least 1; above 0; at least 0; from 0 to 1; above 0 or None; times to
+    wait, or None.
 
     Raises:
         ValueError: one is not; names it.
     """
     for name in whole:
         check_whole(name, getattr(config, name))
+    for name in seconds:
+        if getattr(config, name) is not None:
+            check_seconds(name, getattr(config, name))
     for name in (*positive, *not_negative, *fraction):
         check_finite(name, getattr(config, name))
     or_none = [name for name in or_none if getattr(config, name) is not None]

@@ -12,7 +12,7 @@ from flowrl.batch import Batch
 from flowrl.errors import ActorDied
 from flowrl.failures import FailurePolicy, Ignore, Raise, Restart
 from flowrl.handles import ActorGroup, ActorHandle, Pending, check_group
-from flowrl.numbers import check_fields, check_finite, check_whole
+from flowrl.numbers import check_seconds, check_whole
 from flowrl.operator import AskOperator, Context, Kept
 from flowrl.operators.in_step import TrainingGroup
 from flowrl.operators.staleness import Age, Staleness, Told
@@ -109,7 +109,7 @@ class TrainOneStep(AskOperator[Batch, TrainInfo]):
                 continue
             check_whole(name, value)
         if self.peer_timeout_s is not None:
-            check_fields(self, positive=("peer_timeout_s",))
+            check_seconds("TrainOneStep: peer_timeout_s", self.peer_timeout_s)
         check_timeout("TrainOneStep", self.learner, self.timeout_s)
         if self.max_policy_lag is not None:
             check_whole("max_policy_lag", self.max_policy_lag, at_least=0)
@@ -251,9 +251,7 @@ def check_timeout(node: str, learner: ActorGroup[Any], timeout_s: float | None) 
     """
     if timeout_s is None:
         return
-    check_finite(f"{node}: timeout_s", timeout_s)
-    if timeout_s <= 0:
-        raise ValueError(f"{node}: timeout_s must be above 0, got {timeout_s!r}")
+    check_seconds(f"{node}: timeout_s", timeout_s)
     if learner.count > 1:
         raise ValueError(
             f"{node}: timeout_s={timeout_s!r} is for a lone learner, and {learner.name!r} has {learner.count}: they "

@@ -17,6 +17,7 @@ from flowrl.backends.ray_resources import free_by_node, lacking, reachable, tota
 from flowrl.engine.host import Host
 from flowrl.engine.record import sealed
 from flowrl.errors import FlowError, PayloadLost, StartError
+from flowrl.numbers import check_seconds
 
 SETTLE_S = 10.0  # how long what a dead actor held may take to come free
 
@@ -83,6 +84,7 @@ class Ray:
         self.address = address
         self.place = Placement(place)
         self.runtime_env = dict(runtime_env) if runtime_env else None
+        check_seconds("wait_for_resources_s", wait_for_resources_s, may_be_0=True)
         self.wait_for_resources_s = wait_for_resources_s
         self._fresh()
 

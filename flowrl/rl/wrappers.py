@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -13,7 +12,7 @@ import numpy as np
 
 from flowrl.failures import Raise, Restart
 from flowrl.given import short
-from flowrl.numbers import check_whole
+from flowrl.numbers import check_seconds, check_whole
 from flowrl.rl.checked import one_flag, real_rewards, step_answer
 
 Env = gymnasium.Env[Any, Any]
@@ -68,9 +67,8 @@ class EnvOptions:
         object.__setattr__(self, "wrappers", tuple(self.wrappers))
         if not isinstance(self.on_fault, Raise | Restart):
             raise ValueError(f"on_fault must be Raise() or Restart(n, backoff_s), got {short(self.on_fault)}")
-        timeout_s = self.env_timeout_s
-        if timeout_s is not None and (type(timeout_s) not in (int, float) or not 0 < timeout_s < math.inf):
-            raise ValueError(f"env_timeout_s must be a number of seconds above 0, or None, got {short(timeout_s)}")
+        if self.env_timeout_s is not None:
+            check_seconds("env_timeout_s", self.env_timeout_s)
         if self.crash_dir is not None and (not isinstance(self.crash_dir, str) or not self.crash_dir):
             raise ValueError(f"crash_dir must be the path of a directory, or None, got {short(self.crash_dir)}")
         for name in ("frame_skip", "frame_stack"):

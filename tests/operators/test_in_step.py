@@ -60,7 +60,7 @@ def test_other_parts_go_round_and_too_few_are_shared():
 
 def test_the_timeout_is_checked():
     learners = flowrl.actors(Forsaken, count=2, name="learners")
-    with pytest.raises(ValueError, match="peer_timeout_s must be above 0, got -1"):
+    with pytest.raises(ValueError, match=r"peer_timeout_s must be a number of seconds above 0 .*, got -1"):
         TrainOneStep(learners, peer_timeout_s=-1)
 
 

@@ -332,8 +332,8 @@ def test_bundles_have_a_bound_and_a_directory_that_cannot_be_written_is_only_log
     ("options", "text"),
     [
         ({"on_fault": "raise"}, r"on_fault must be Raise\(\) or Restart\(n, backoff_s\), got 'raise'"),
-        ({"env_timeout_s": 0}, "env_timeout_s must be a number of seconds above 0, or None, got 0"),
-        ({"env_timeout_s": True}, "env_timeout_s must be a number of seconds above 0, or None, got True"),
+        ({"env_timeout_s": 0}, "env_timeout_s must be a number of seconds above 0 .*, got 0"),
+        ({"env_timeout_s": True}, "env_timeout_s must be a number of seconds above 0 .*, got True"),
         ({"crash_dir": ""}, "crash_dir must be the path of a directory, or None, got ''"),
     ],
 )
