@@ -188,7 +188,7 @@ def test_a_run_that_is_closed_while_an_operator_waits_for_it() -> None:
             again.append(index)
             return super().restart(actor, plan, index)
 
-    run = flowrl.run(numbers().for_each(Book(patient(1e9))), Held(0, die=at(9)), seed=0)
+    run = flowrl.run(numbers().for_each(Book(patient(1e6))), Held(0, die=at(9)), seed=0)
     moving = run.background()
     assert waits.wait(30)
     run.close()
