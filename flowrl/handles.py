@@ -284,7 +284,7 @@ class Pending(Generic[T]):
         call: Any,
         run: Any,
         make: Callable[[Info], Any] | None = None,
-        again: Callable[[], Pending[Any]] | None = None,
+        again: Callable[[float | None], Pending[Any]] | None = None,
     ):
         self.call, self.run, self._make = call, run, make
         self.again = again  # asks once more, where whoever was asked outlives its death
@@ -316,13 +316,16 @@ class Pending(Generic[T]):
         return self.call.infos[0]
 
     def _await(self, timeout_s: float | None) -> None:
+        began, left = (0.0 if self.again is None else self.run.backend.now()), timeout_s
         while True:
             try:
-                self.run.await_call(self.call, timeout_s)
+                self.run.await_call(self.call, left)
             except ActorDied:
                 if self.again is None or not self.lost or self.undelivered or not self.run.moves_here:
                     raise
-                self.call = self.again().call  # of the actor that has taken its place, or it raises
+                if timeout_s is not None:
+                    left = max(0.0, began + timeout_s - self.run.backend.now())
+                self.call = self.again(left).call  # of the actor that has taken its place, or it raises
                 if self.lost:
                     raise
             else:

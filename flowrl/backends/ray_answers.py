@@ -100,7 +100,7 @@ def what_came_instead(error: BaseException) -> Record | Died:
         WorkerCrashedError,
     )
 
-    if isinstance(error, RayTaskError) and isinstance(error, RayActorError):
+    if isinstance(error, RayTaskError) and isinstance(error.cause, RayActorError):
         return Record(UNDELIVERED, error=record_of(ActorDied(ARGUMENT_DIED)))
     lost = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(lost, ObjectLostError):

@@ -39,10 +39,12 @@ class AskCursor(Cursor):
         return [self.upstream]
 
     def pull(self) -> Item | Signal:
-        if self.closed:
-            return END
-        why = self._fill()
-        if self._window:
+        while True:
+            if self.closed:
+                return END
+            why = self._fill()
+            if not self._window:
+                break
             pending, origins, version, steps = self._window[0]
             call: Call = pending.call
             while not call.done:  # a wait also ends when an actor has restarted
@@ -58,7 +60,7 @@ class AskCursor(Cursor):
                 self._deadline.leave()
             if call.state is LOST and self.outlives(call):
                 self._lost(steps)
-                return self.pull()
+                continue
             got = self._answered(pending, origins, version)
             if self.keeper is not None:
                 self.keeper.answered(call.actor)
@@ -71,7 +73,9 @@ class AskCursor(Cursor):
 
     def outlives(self, call: Call) -> bool:
         """Whether the others go on without an item whose call is lost: it is the item alone that is, or the op does."""
-        revived = call.actor.reviver is not None and call.actor.reviver.goes_on
+        actor = call.actor
+        there = actor.alive or call.incarnation != actor.incarnation  # who asks one that is gone for good is told
+        revived = actor.reviver is not None and actor.reviver.goes_on and there
         return self.op.outlives_losses or call.undelivered or revived
 
     def _lost(self, steps: int) -> None:

@@ -16,7 +16,7 @@ from flowrl.engine.record import FAILED, MISSED, STALE, UNDELIVERED, Record, ope
 from flowrl.engine.stats import Accounts, NodeStats
 from flowrl.engine.tells import Tell, collapse_into, method_label, together, wire_method
 from flowrl.engine.transport import pack_call
-from flowrl.engine.undelivered import REASON, Parcel, parcel_of
+from flowrl.engine.undelivered import REASON, Parcel, missed_tell, parcel_of
 from flowrl.ref import Info, Leaf, Ref
 
 _new = object.__new__
@@ -91,7 +91,7 @@ class Calls:
         """Holds a tell until the next ask, wait or close; without `held` it goes at once, behind those that wait."""
         tell = Tell(node, method, args, kwargs, state)
         with self.lock:
-            if not held and not state.restarting:
+            if not held and (state.up or state.reviver is None) and not state.restarting:
                 mail, state.mail = [*state.mail, tell], []
                 self._mailed.pop(state, None)
                 self._deliver(state, mail)
@@ -118,7 +118,7 @@ class Calls:
         """Sends every held tell."""
         if self._mailed:
             with self.lock:
-                for state in [state for state in self._mailed if not state.restarting]:
+                for state in [state for state in self._mailed if state.up or not state.alive]:
                     del self._mailed[state]
                     mail, state.mail = state.mail, []
                     if mail:
@@ -126,6 +126,7 @@ class Calls:
 
     def _deliver(self, state: ActorState, mail: list[Tell]) -> None:
         if not state.alive:
+            self.lost += len(mail)
             return
         tells, payloads = together(mail, [])
         message = pickle.dumps(("tell", state.incarnation, tells, None), 5)
@@ -160,13 +161,19 @@ class Calls:
         if parcel is None or call.incarnation != state.incarnation or not state.up:
             return False
         rest = parcel.rest
+        missed = [tell for tell in parcel.mail if tell not in rest]
+        if not missed:  # what it asks is what cannot be delivered
+            self._deliver(state, rest)
+            return False
         self.lost += 1
+        self.accounts.merge([missed_tell(tell.node) for tell in missed])
         if parcel.kind == "tell" and not rest:
             return False
         tells, payloads = together(rest, parcel.payloads)
         message = pickle.dumps((parcel.kind, state.incarnation, tells, parcel.body), 5)
         call.sent = self.backend.send(state.actor, message, payloads)
         self.pending[call.sent] = call
+        self._keep(call, parcel_of(parcel.kind, parcel.body, parcel.payloads, rest))
         call.stats.messages += 1
         call.stats.bytes += len(message)
         return True
@@ -267,6 +274,13 @@ class Calls:
         if out:
             self._take(self.backend.poll(out, 0.0))
 
+    def look_for_all(self, state: ActorState) -> None:
+        """Takes in all that an actor has answered, without waiting."""
+        while out := [call for call in list(self.pending.values()) if call.actor is state]:
+            self.look_for(*out)
+            if not any(call.done for call in out):
+                return
+
     def give_up(self, call: Call, reason: str) -> None:
         """An actor that does not answer counts as dead; settled at the next poll."""
         self.deaths.append((call.actor, call.incarnation, reason))
@@ -295,16 +309,23 @@ class Calls:
                 del self.pending[call.sent]
                 self._parcels.pop(call.sent, None)
                 self._lose(call, "its process has ended")
-            state.mail = []
-            self._mailed.pop(state, None)
+            if state.reviver is None:  # else what waits for it is for its next life
+                state.mail = []
+                self._mailed.pop(state, None)
         return gone
 
     def _take(self, ready: Sequence[Sent]) -> int:
         calls: list[Call] = []
+        risen = False
         with self.lock, self.accounts.lock:
             for sent in ready:
                 call = self.pending.pop(sent, None)
                 if call is not None:
+                    if call.kind == "start" and call.actor.restarting:
+                        if risen:  # one at a time: who greets one may wait for another
+                            self.pending[sent] = call
+                            continue
+                        risen = True
                     calls.append(call)
                     raw, sent.record, sent.token = sent.record, None, None
                     parcel = self._parcels.pop(sent, None) if self._parcels else None

@@ -162,6 +162,13 @@ class Engine:
             self.alarm.on = True
         if self.closing:
             self.alarm.on = True
+        self.raise_noted()
+        if self.calls.deaths:
+            self.lives.settle_deaths()
+
+    def raise_noted(self) -> None:
+        """Raises what has failed, or that the run is being closed: what may be said in the middle of an item, too."""
+        if self.closing:
             raise FlowError(CLOSED_MEANWHILE)
         if self._failures:
             record, node, state = self._failures.pop(0)
@@ -169,8 +176,6 @@ class Engine:
         if self.calls.failed:
             node, what, state, record = self.calls.failed.pop(0)
             raise_record(self.places, record, node, state.name, what)
-        if self.calls.deaths:
-            self.lives.settle_deaths()
 
     # ---------------------------------------------------------------- values
 
@@ -204,11 +209,27 @@ class Engine:
         call: Call = leaf.payload
         if call.record.inline is not None and leaf.slot != "published":
             return unpack(call.record.inline)[leaf.slot]
-        if not call.done:
-            self.await_call(call)
+        if call.state is not ANSWERED:
+            self._see_answered(call)
         if self.closed and not call.held(leaf.slot):
             raise FlowError("the run that holds this item is closed; fetch its value before closing the run")
         return call.item(leaf.slot, self.backend)
+
+    def _see_answered(self, call: Call) -> None:
+        """Waits for the answer of a call whose value the driver wants.
+
+        Raises:
+            PayloadLost: there will be none, and the run goes on without. What came in its place.
+        """
+        try:
+            self.await_call(call)
+        except ActorDied as error:
+            reviver = call.actor.reviver
+            if call.undelivered:
+                raise PayloadLost(str(error)) from error
+            if call.lost and reviver is not None and reviver.goes_on:
+                raise PayloadLost(f"{error}; only .result() of a Pending asks again") from error
+            raise
 
     def ref_to(self, call: Call) -> Ref[Any]:
         """A reference to an answer, also while it is out."""
@@ -301,7 +322,7 @@ class Engine:
     def raise_failed(self, call: Call, node: str) -> NoReturn:
         """Raises what came instead of an answer."""
         if call.state is LOST:
-            remedy = "" if self.lives.watches(call.actor) else self.lives.remedy(call.actor)
+            remedy = self.lives.remedy(call.actor)
             raise ActorDied(f"{call.actor.name} cannot answer {call.label!r} (node {node!r}): {call.reason}{remedy}")
         error = call.error()
         assert error is not None

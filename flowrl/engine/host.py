@@ -109,7 +109,7 @@ class Host:
         except DependencyFailed as failed:
             errors.append((node, label, failed.record))
         except DependencyGone:  # what that death means is for the driver to say
-            pass
+            deltas.append((node, None, "tells_lost", "sum", 1.0, 1.0))
         except BaseException as error:
             errors.append((node, label, record_of(error)))
 

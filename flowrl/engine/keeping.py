@@ -175,6 +175,7 @@ class Keeper(HandleKeeper):
             "node": call.node,
             "state": call.state,
             "reason": call.reason,
+            "undelivered": call.undelivered,
             "infos": [self(tuple(info), where) for info in infos],
             "deltas": self(list(record.deltas), where) if kept else [],
             "record": self((*record[2:5], list(record.stages) if out else [], record.busy_s), where),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
 
 from flowrl.backends.protocol import GroupPlan, NoRoom
@@ -85,7 +86,14 @@ class Lives:
     def greet_all(self) -> None:
         """Tells every operator of every actor; learners before sources, which need what those publish when greeted."""
         engine = self._engine
-        self._greeting = True
+        self._greeting, engine.driver = True, get_ident()  # what operators ask now may outlive a death, as later on
+        try:
+            self._greet_all()
+        finally:
+            engine.driver = None
+
+    def _greet_all(self) -> None:
+        engine = self._engine
         of_sources = {state: [getattr(w, "of_sources", True) for w in ws] for state, ws in self._watchers.items()}
         sources = {state.group for state, said in of_sources.items() if any(said)}
         for name in sorted(engine.states, key=lambda group: group in sources):
@@ -181,7 +189,7 @@ class Lives:
         began = engine.backend.now() + backoff_s
 
         def again() -> None:
-            if state.leaving:
+            if state.leaving or engine.closing:
                 return
             try:
                 state.actor = engine.backend.restart(state.actor, self.plans[state.group], state.index)
@@ -236,14 +244,14 @@ class Lives:
         while found := [death for death in deaths if only in (None, death[0])]:
             state, incarnation, reason = found[0]
             deaths.remove(found[0])
+            if state.reviver is not None:  # what it has answered is in its snapshots, and must not be asked again
+                self._engine.calls.look_for_all(state)
             if incarnation == state.incarnation and state.alive:
                 self._died(state, reason)
 
     def _died(self, state: ActorState, reason: str) -> None:
         engine = self._engine
         watched = [] if state.leaving else self._watchers.get(state, [])
-        if state.reviver is not None:  # what it has answered is in its snapshots, and must not be asked again
-            engine.calls.look_for(*[call for call in list(engine.calls.pending.values()) if call.actor is state])
         with engine.calls.lock:
             state.incarnation += 1
             state.up = state.restarting = False
@@ -266,7 +274,11 @@ class Lives:
             state.alive = state.restarting
 
     def remedy(self, state: ActorState) -> str:
-        """Where a policy could have been said that goes on."""
+        """What could be done about an actor that does not answer: where a policy could have been said that goes on."""
+        if state.restarting or (state.alive and state.reviver is not None and state.reviver.starts_again):
+            return "; ask it again once it is up"
+        if self.watches(state):
+            return "" if state.alive or state.leaving else "; ctx.living(group) has those that live"
         able = [stage.name for stage in self._holding(state.group) if hasattr(stage.op, "on_failure")]
         several = len(self._engine.states[state.group]) > 1
         said = f"{able[0]}(" if able else f"flowrl.actor{'s' * several}(..., "

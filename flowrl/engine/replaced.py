@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 from flowrl.engine.call import ActorState
-from flowrl.engine.interrupts import Mode
+from flowrl.engine.interrupts import MAIN, Mode
 from flowrl.errors import ActorDied
 from flowrl.failures import FailurePolicy, Ignore, Restart
 
 if TYPE_CHECKING:
     from flowrl.engine.core import Engine
 
+LOOK_S = 0.5  # how often who waits for an actor looks whether the run goes on at all
 GRACE_S = 3.0  # how long an operator that was interrupted may still wait for an actor
 
 
@@ -25,11 +27,11 @@ class InARow:
         self._restarts: dict[ActorState, int] = {}
         self._lives: dict[ActorState, tuple[int, int]] = {}  # answers until the last death, and in the life it ended
 
-    def before(self, state: ActorState) -> int:
-        """It has died: how often it was started again before, in a row."""
+    def before(self, state: ActorState, answered: int) -> int:
+        """It has died, having `answered` so many messages in all its lives: how often it was started again in a row."""
         before, last = self._lives.get(state, (0, -1))
-        answers = state.answers - before
-        self._lives[state] = state.answers, answers
+        answers = answered - before
+        self._lives[state] = answered, answers
         if answers not in (0, last):
             self._restarts[state] = 0
         return self._restarts.get(state, 0)
@@ -68,7 +70,7 @@ class Replacer:
                 f"every actor of {self.group} has died; the last was {state.name}: {reason}; node {self.node} has "
                 f"on_failure={policy!r} (Restart(n) starts them again)"
             )
-        tries = self._in_a_row.before(state)
+        tries = self._in_a_row.before(state, state.answers)
         if isinstance(policy, Restart) and tries < policy.times:
             self._in_a_row.again(state)
             run.restart(state, policy.backoff_s * 2**tries)
@@ -83,31 +85,43 @@ class Replacer:
         """It is up again: whoever asked its predecessor sees to what was lost."""
 
 
-def wait_up(engine: Engine, state: ActorState) -> None:
+def wait_up(engine: Engine, state: ActorState, within_s: float | None = None) -> None:
     """Waits, in the middle of an item, for an actor that is on its way up, until it is up or will not come.
 
     Raises:
         ActorDied: it has died again, and its policy does not go on.
-        KeyboardInterrupt: it was not up within a grace.
+        TimeoutError: it was not up within_s. KeyboardInterrupt: it was not up within a grace.
+        FlowError: the run is being closed. What its constructor raised, or who gave it its state.
     """
+    if state.up:
+        return
     items = [(stage.ctx, stage.ctx.item_id) for stage in engine.stages]  # which greetings change
-    calls, until = engine.calls, float("inf")
+    calls, clock, until = engine.calls, engine.backend.now, float("inf")
+    limit = until if within_s is None else clock() + within_s
     try:
-        while state.restarting:
+        while True:
+            engine.raise_noted()  # it may have come to nothing, or the run to its end
+            if not state.restarting:
+                return
             due = engine.lives.fire_timers()
             engine.lives.settle_deaths(state)  # it may have died again, or found no room
             starts = [call for call in list(calls.pending.values()) if call.kind == "start" and call.actor is state]
-            now = engine.backend.now()
+            now = clock()
+            if engine.interrupts.noted and get_ident() == MAIN:  # also one that came while nobody waited
+                until = min(until, now + GRACE_S)
             if now >= until:
                 raise KeyboardInterrupt
-            left = min(until - now, until if due is None else due)
+            if now >= limit:
+                raise TimeoutError(
+                    f"{state.name}, which is being started again, was not up within timeout_s={within_s:g}"
+                )
+            left = min(LOOK_S, until - now, limit - now, LOOK_S if due is None else due)
             try:
-                calls.wait_or_pass(starts, None if left == float("inf") else left, Mode.ASKING)
+                calls.wait_or_pass(starts, left, Mode.ASKING)
             except KeyboardInterrupt:
                 if not engine.interrupts.woke:
                     raise
                 engine.interrupts.woke = False
-                until = engine.backend.now() + GRACE_S
     finally:
         for ctx, item in items:
             ctx.item_id = item

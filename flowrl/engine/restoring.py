@@ -10,7 +10,7 @@ from flowrl.checkpoint import State
 from flowrl.engine.call import ANSWERED, LOST, OUT, ActorState, Call
 from flowrl.engine.cursors import MISSING, Item
 from flowrl.engine.keeping import PUBLISHED
-from flowrl.engine.record import Record
+from flowrl.engine.record import UNDELIVERED, Record
 from flowrl.engine.transport import packed_if_small
 from flowrl.errors import CheckpointError
 from flowrl.handles import ActorHandle, Pending
@@ -197,4 +197,6 @@ class Restorer(HandleRestorer):
             call.state, call.reason = STATES[said["state"]], said["reason"]
             if call.state is not LOST:
                 call.record, call.infos = record, infos
+            elif said.get("undelivered"):
+                call.record = Record(UNDELIVERED)
         return call

@@ -20,7 +20,7 @@ from flowrl.engine.restoring import Restorer
 from flowrl.engine.saving import limiters
 from flowrl.engine.stats import Accounts, NodeStats
 from flowrl.errors import CheckpointError, text_of
-from flowrl.handles import ActorGroup
+from flowrl.handles import ActorGroup, keeps_state
 from flowrl.sources import IteratorShard
 
 _log = logging.getLogger("flowrl")
@@ -93,6 +93,7 @@ class Resumption:
         states = [state for states in engine.states.values() for state in states]
         continued = {state for state in states if self._entry(state.group, state.index) is not None}
         anew = [state for state in states if state not in continued]
+        self._say_anew(anew)
         anew += self._restore_actors(engine, [state for state in states if state in continued])
         self._absorb(engine)
         said = read_state(self._directory, "driver", self._manifest["states"]["driver"])
@@ -118,6 +119,20 @@ class Resumption:
         if back.lost_items:
             _log.warning(
                 "resuming %s: %d items of actors that there are no more are left out", self.path, back.lost_items
+            )
+
+    def _say_anew(self, anew: list[ActorState]) -> None:
+        """Says of actors that had died for good, and whose state is in no checkpoint, that they are back without it."""
+        names = [
+            state.name
+            for state in anew
+            if state.index < len(self._groups[state.group]["actors"]) and keeps_state(state.actor_class)
+        ]
+        if names:
+            _log.warning(
+                "resuming %s: %s had died before it was saved, so what they held is not in it: they begin anew",
+                self.path,
+                ", ".join(names),
             )
 
     def _remember_gone(self, engine: Engine) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flowrl.engine.call import ANSWERED, LOST, OUT, ActorState, Call
 from flowrl.engine.replaced import InARow
@@ -36,28 +36,41 @@ class Reviver:
         self._every = group.snapshot_every or SNAPSHOT_EVERY
         self._place = group.where
         self._in_a_row = InARow()
-        self._told: dict[ActorState, int] = {}  # messages since the last snapshot
+        states = run.states[name]
+        self._answered = dict.fromkeys(states, 0)  # messages, in all lives
+        self._asked_at = dict.fromkeys(states, 0)  # how many of them before the last snapshot was asked for
+        self._kept_at = dict.fromkeys(states, 0)  # how many the newest snapshot has seen
         self._asked: dict[ActorState, Call] = {}  # for snapshots, which are not answered yet
-        self._snapshots: dict[ActorState, Snapshots] = {}
+        self._snapshots: dict[ActorState, Snapshots] = {}  # of those that have a state
         self._reasons: dict[ActorState, str] = {}
-        for state in run.states[name]:
+        self._begun = self._resumed = False
+        for state in states:
             state.reviver = self
             run.watch(state, self)
+            if self.starts_again and keeps_state(state.actor_class):
+                self._snapshots[state] = Snapshots(run.backend)
 
     @property
     def goes_on(self) -> bool:
         """Whether a death may be outlived."""
         return isinstance(self.policy, Restart | Ignore)
 
+    @property
+    def starts_again(self) -> bool:
+        """Whether one that dies is started again."""
+        return isinstance(self.policy, Restart)
+
     def begin(self, *, resumed: bool) -> None:
         """The run begins: what each actor has now is its first snapshot.
 
-        Who dies before that is known begins as it did; not so in a run that goes on from a checkpoint, which waits.
+        Who dies before that is known begins as it did. A run that goes on from a checkpoint waits for it.
+
+        Raises:
+            ActorDied: in such a run one has died before, and with it what the checkpoint had given it.
         """
+        self._begun, self._resumed = True, resumed
         for state in self.run.states[self.name]:
-            if isinstance(self.policy, Restart) and keeps_state(state.actor_class):
-                self._snapshots[state] = Snapshots(self.run.backend)
-                self._ask_snapshot(state)
+            self._ask(state)
         while resumed and self._asked:
             self.run.wait(list(self._asked.values()))
             self.run.poll()
@@ -65,28 +78,51 @@ class Reviver:
     def answered(self, call: Call) -> None:
         """It has answered a message, or done what it was told."""
         state = call.actor
-        if state not in self._snapshots or call.kind not in ("ask", "tell"):
+        if call.kind not in ("ask", "tell"):
             return
-        self._told[state] = self._told.get(state, 0) + 1
-        if self._told[state] >= self._every and state not in self._asked and state.up:
-            self._ask_snapshot(state)
+        self._answered[state] += 1
+        if state not in self._snapshots or self._answered[state] - self._asked_at[state] < self._every:
+            return
+        out = self._asked.get(state)
+        if out is not None:  # it may be there, and nobody has waited for anything since
+            self.run.calls.look_for(out)
+        self._ask(state)
 
-    def _ask_snapshot(self, state: ActorState) -> None:
-        self._told[state] = 0
-        call = self._asked[state] = self.run.calls.ask(state, "get_state", (), {}, self.name)
-        call.kind = "snapshot"  # nobody waits for it
-        if call.state is OUT:
-            call.arrived = self._took
-        else:
-            self._took(call)
+    def _ask(self, state: ActorState) -> None:
+        """For its state; of what a function makes, first whether it has one."""
+        known = state in self._snapshots
+        if not self.starts_again or not state.up or state in self._asked:
+            return
+        if not known and isinstance(state.actor_class, type):  # it has none
+            return
+        method: Any = "get_state" if known else keeps_state
+        with self.run.calls.lock:  # another thread, whose message was answered, may look for it
+            self._asked_at[state] = self._answered[state]
+            call = self._asked[state] = self.run.calls.ask(state, method, (), {}, self.name)
+            call.kind = "snapshot"  # nobody waits for it
+            call.arrived = self._took if known else self._learned
+
+    def _learned(self, call: Call) -> None:
+        if self._asked.pop(call.actor, None) is call and call.state is ANSWERED and call.item(0, self.run.backend):
+            self._snapshots[call.actor] = Snapshots(self.run.backend)
+            self._ask(call.actor)
 
     def _took(self, call: Call) -> None:
-        if call is self._asked.get(call.actor):
-            del self._asked[call.actor]
+        state = call.actor
+        if call is not self._asked.get(state):  # of a life that has ended
+            return
+        del self._asked[state]
         if call.state is ANSWERED:
-            self._snapshots[call.actor].add(call)
+            self._snapshots[state].add(call)
+            self._kept_at[state] = self._asked_at[state]
         elif call.state is not LOST:
-            self.run.fail(call, self.name)
+            self._failed(call, "get_state(), which is kept for a next life,")
+
+    def _failed(self, call: Call, what: str) -> None:
+        error = call.error()
+        assert error is not None
+        self.run.calls.failed.append((self.name, what, call.actor, error))
+        self.run.alarm.on = True
 
     def died(self, state: ActorState, reason: str) -> None:
         """Its process has ended.
@@ -96,13 +132,18 @@ class Reviver:
         """
         run, policy = self.run, self.policy
         self._reasons[state] = reason
-        self._asked.pop(state, None)
+        asked = self._asked.pop(state, None)
         if isinstance(policy, Ignore):
             run.accounts.merge([(state.group, None, "actors_lost", "sum", 1.0, 1.0)])
             if any(other.up for other in run.states[self.name]):
                 return
             raise ActorDied(f"every actor of {self.name} has died; the last was {state.name}: {reason}{self._said()}")
-        tries = self._in_a_row.before(state)
+        if self._resumed and not self._snapshots.get(state) and (asked or state in self._snapshots):
+            raise ActorDied(
+                f"{state.name} died: {reason}, before what the checkpoint had given it was kept; resume once more"
+                f"{self._said()}"
+            )
+        tries = self._in_a_row.before(state, self._answered[state])
         if isinstance(policy, Restart) and tries < policy.times:
             self._in_a_row.again(state)
             run.restart(state, policy.backoff_s * 2**tries)
@@ -115,6 +156,8 @@ class Reviver:
 
     def restarted(self, state: ActorState) -> None:
         """It is up again and has been greeted."""
+        if self._begun:
+            self._ask(state)
 
     def revives(self, state: ActorState) -> bool:
         """Its object is made again: whether it is given a state first, and `Lives.risen` is called when it has it."""
@@ -122,6 +165,7 @@ class Reviver:
         if not self._snapshots.get(state):
             why = "no state of it was known yet" if state in self._snapshots else NO_STATE
             self._warn(state, f"{said}begins anew: {why}")
+            self._kept_at[state] = self._answered[state]
             return False
         self._give(state)
         return True
@@ -155,12 +199,14 @@ class Reviver:
             self._warn(
                 state,
                 f"{state.name} died ({self._reasons[state]}) and goes on from its last snapshot; up to "
-                f"{self._told.get(state, 0)} messages that it had answered since, and those that were out, are lost",
+                f"{self._answered[state] - self._kept_at[state]} messages that it had answered since, and those that "
+                "were out, are lost",
             )
+            self._kept_at[state] = self._answered[state]
             self.run.lives.risen(state, again=True)
-            self._ask_snapshot(state)
         elif call.state is not LOST:  # else its death says what comes next
-            self.run.fail(call, self.name)
+            state.restarting = False
+            self._failed(call, "set_state(), by which it goes on after its death,")
 
     def _warn(self, state: ActorState, said: str) -> None:
         _log.warning("%s", said)

@@ -21,7 +21,7 @@ from flowrl.engine.fingerprint import fingerprint
 from flowrl.engine.interrupts import Mode
 from flowrl.engine.keeping import Keeper, record_behind
 from flowrl.engine.limiter import Limiter
-from flowrl.engine.record import FAILED, STALE, UNDELIVERED
+from flowrl.engine.record import FAILED, MISSED, STALE, UNDELIVERED
 from flowrl.engine.served import Served
 from flowrl.errors import CheckpointError, PayloadLost
 
@@ -151,7 +151,7 @@ def _is_wrong(call: Call) -> bool:
     if isinstance(call.sent.record, Died):
         return True
     record = record_behind(call)
-    return record.status in (FAILED, STALE, UNDELIVERED) or bool(record.tell_errors)
+    return record.status in (FAILED, STALE, UNDELIVERED, MISSED) or bool(record.tell_errors)
 
 
 # ---------------------------------------------------------------- states

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from flowrl.engine.tells import Tell
+from flowrl.metrics import Delta
 
 REASON = "what it was sent was lost with the node that held it"
 
@@ -26,4 +27,9 @@ class Parcel(NamedTuple):
 
 def parcel_of(kind: str, body: Any, payloads: list[Any], mail: Sequence[Tell]) -> Parcel | None:
     """What to keep until a message is answered; None where nothing would be sent again."""
-    return Parcel(kind, body, payloads, mail) if any(tell.payloads for tell in mail) else None
+    return Parcel(kind, body, payloads, mail) if mail and (payloads or any(tell.payloads for tell in mail)) else None
+
+
+def missed_tell(node: str) -> Delta:
+    """The metric of a tell that its actor did not get, for an argument of it was lost."""
+    return node, None, "tells_lost", "sum", 1.0, 1.0

@@ -106,11 +106,18 @@ class HandleLink:
         state = run.state_of(handle)
         if state.reviver is None or not (self.held and run.moves_here):
             return Pending(run.calls.ask(state, method, args, kwargs, self.node), run)
-        run.lives.settle_deaths(state)
-        wait_up(run, state)
+        return self._ask(state, method, args, kwargs, None)
 
-        def again() -> Pending[Any]:
-            return self.ask(handle, method, args, kwargs)
+    def _ask(
+        self, state: ActorState, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any], within_s: float | None
+    ) -> Pending[Any]:
+        """A call of an actor that outlives its deaths, once it is up."""
+        run = self.run
+        run.lives.settle_deaths(state)
+        wait_up(run, state, within_s)
+
+        def again(within_s: float | None) -> Pending[Any]:
+            return self._ask(state, method, args, kwargs, within_s)
 
         return Pending(run.calls.ask(state, method, args, kwargs, self.node), run, again=again)
 
