@@ -79,6 +79,11 @@ class LeaguePlayConfig:
         )  # fmt: skip
         check_policies(self, on_worker_failure=(Restart, Ignore, Raise), on_league_failure=(Restart, Raise))
         check_fixed(self, "a league")
+        for name, given in self.players.items():
+            try:
+                matchmaking_of(given)
+            except ValueError as error:
+                raise ValueError(f"players: {name!r}: {error}") from None
 
     def graph(self) -> Flow[Summary]:
         """The whole algorithm as a flow of summaries."""

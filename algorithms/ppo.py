@@ -42,7 +42,7 @@ class PPOConfig(CollectingConfig):
     microbatch: int | None = None
     """What of a minibatch goes through the network at once; the gradient is accumulated and stays the same."""
     learning_rate: Rate = 4e-3
-    """Adam's step size: a number, or a schedule over environment steps such as Linear(4e-3, 0, 500_000)."""
+    """Adam's step size: a number, or in Python a schedule over environment steps such as Linear(4e-3, 0, 500_000)."""
     discount: float = 0.99
     """γ, of future rewards."""
     gae_lambda: float = 0.9

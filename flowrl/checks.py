@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,38 @@ def check_columns(root: graph.Node, names: Mapping[graph.Node, str]) -> None:
         GraphError: an operator needs columns that its source does not give and nobody on the path adds; names both.
     """
     columns_along(root, names)
+
+
+def check_selected(root: graph.Node, names: Mapping[graph.Node, str]) -> None:
+    """Nothing, if whatever takes some policies out of multi-agent batches takes such as the sources before it have.
+
+    Raises:
+        GraphError: it names one that none of them plays: its part of the graph would wait for good.
+    """
+    for node in graph.walk(root):
+        selected = getattr(node.op, "selects", ()) if isinstance(node, graph.Apply) else ()
+        if not selected:
+            continue
+        played = [_policies_of(above) for above in graph.walk(node) if not above.upstream]
+        known = list(dict.fromkeys(name for policies in played for name in policies or ()))
+        unknown = [name for name in selected if name not in known]
+        if unknown and None not in played:
+            raise GraphError(
+                f"node {names[node]!r} (defined at {node.where}) takes what policy {unknown[0]!r} did, which no source "
+                f"before it plays; they play {', '.join(map(repr, known))}"
+            )
+
+
+def _policies_of(node: graph.Node) -> Mapping[str, Any] | None:
+    """The policies that a source's actors were given by id; None where they were not given so."""
+    if not isinstance(node, graph.Shards):
+        return None
+    try:
+        given = inspect.signature(node.group.cls).bind_partial(*node.group.args, **node.group.kwargs).arguments
+    except (TypeError, ValueError):
+        return None
+    policies = given.get("policies")
+    return policies if isinstance(policies, Mapping) else None
 
 
 def columns_along(root: graph.Node, names: Mapping[graph.Node, str]) -> dict[graph.Node, Columns]:

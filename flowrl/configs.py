@@ -61,6 +61,12 @@ def config_from_json(said: Any, place: str, *, trust_names: bool) -> Any:
         ) from error
 
 
+# Flowrl's own, which do nothing but play, whatever they are given.
+OWN_ENVIRONMENTS = frozenset(
+    f"flowrl.rl.games:{name}" for name in ("connect_four", "kuhn_poker", "leduc_poker", "rock_paper_scissors")
+)
+
+
 class _Rebuilding:
     def __init__(self, trust_names: bool):
         self._trust = trust_names
@@ -103,7 +109,8 @@ class _Rebuilding:
     def _check_env(self, env: Any, default: Any, where: str, several_agents: bool) -> None:
         """Nothing, unless to make the environment would import what only the file names."""
         names_module = isinstance(env, str) and (several_agents or ":" in env) and not env.startswith("envpool:")
-        if names_module and env != default and not self._trust:
+        own = isinstance(env, str) and env in OWN_ENVIRONMENTS
+        if names_module and env != default and not own and not self._trust:
             raise _untrusted(where, env)
 
     def _named(self, name: Any, where: str) -> Any:
@@ -119,7 +126,7 @@ class _Rebuilding:
 def _untrusted(where: str, name: Any) -> CheckpointError:
     return CheckpointError(
         f"{where} is {name!r}, which would be imported, and run: if you trust this checkpoint, say trust_names=True "
-        "(--trust-names), or give the config yourself: flowrl.train(config, resume=...)"
+        "(--trust-names), or give it yourself: flowrl.train(config, resume=...), or env= (--env) where it is played"
     )
 
 

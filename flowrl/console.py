@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -182,13 +183,20 @@ def print_end(result: TrainResult, stop_return: float | None, stream: TextIO | N
     print(how_it_stopped(result, stop_return), file=stream, flush=True)
 
 
+def returned(summary: Any) -> str:
+    """The mean return of training's last episodes, in words; a league's player has none against itself."""
+    if math.isnan(summary.episode_return_mean):
+        return f"{summary.episodes} episodes" + ", of which none has a return" * (summary.episodes > 0)
+    return f"mean return {summary.episode_return_mean:.1f} over the last {min(summary.episodes, 100)} episodes"
+
+
 def how_it_stopped(result: TrainResult, stop_return: float | None) -> str:
     """One sentence: solved, finished or not solved and why, with steps, seconds and steps/s."""
     if not result.history:
         return "finished: the flow gave no summary"
     summary, judged = result.history[-1], result.evaluation
     cost = reached(summary)
-    training = f"mean return {summary.episode_return_mean:.1f} over the last {min(summary.episodes, 100)} episodes"
+    training = returned(summary)
     if result.reason == "solved":
         return f"solved: {training}, confirmed by {judged.episodes} greedy episodes: {judged.mean:.1f}; {cost}"
     if stop_return is None:

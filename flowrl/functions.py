@@ -162,6 +162,11 @@ class PolicyPart(Operator[Any, Any]):
     wants: ClassVar[Literal["value", "reference"]] = "reference"
     policy_id: str
 
+    @property
+    def selects(self) -> tuple[str, ...]:
+        """The policies of which anything goes on."""
+        return (self.policy_id,)
+
     def process(self, value: Any, ctx: Context) -> Iterable[Any]:
         if self.policy_id in value.info.policies:
             steps = value.info.policies[self.policy_id]

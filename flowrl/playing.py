@@ -29,8 +29,8 @@ def evaluate_saved(
 ) -> Any:
     """An `Evaluation` of the policy in a checkpoint, or in the `out` of a training.
 
-    policy: whose, where there are several; all agents' of an environment with several play anyway. env: another
-    environment than that of the training. trust_names: whether what the settings name is imported.
+    policy: whose, where there are several; in an environment of several agents all play, and none is named. env:
+    another environment than that of the training. trust_names: whether what the settings name is imported.
 
     Raises:
         CheckpointError: it is damaged, says nothing of the environment, or names what is not trusted.
@@ -38,6 +38,11 @@ def evaluate_saved(
     """
     config = _config(path, trust_names, env)
     if getattr(config, "several_agents", False):
+        if policy is not None:
+            raise CheckpointError(
+                f"policy={policy!r} cannot play alone what {path} was trained in: all agents of the environment play, "
+                "each with its own policy; leave it out (--policy), or take it by flowrl.load_policy(path, name=...)"
+            )
         return _together(config, path, episodes, seed, deterministic)
     from flowrl import rl
 

@@ -67,7 +67,7 @@ def started_ray(workers: int) -> Any:
 
 def watched(config: Any, how: Mapping[str, Any], backend: Any) -> int:
     """Trains as `flowrl.train(config, **how)`, shows how it goes on stdout, and gives the exit code."""
-    from flowrl.console import print_end, reached, watcher
+    from flowrl.console import print_end, reached, returned, watcher
 
     latest: list[Progress] = []
     screen = watcher(sys.stdout)
@@ -84,7 +84,7 @@ def watched(config: Any, how: Mapping[str, Any], backend: Any) -> int:
         last = latest[0].history[-1]
         for note in getattr(interrupt, "__notes__", ()):
             print(note)
-        print(f"interrupted: {reached(last)}, mean return {last.episode_return_mean:.1f}", flush=True)
+        print(f"interrupted: {reached(last)}, {returned(last)}", flush=True)
         return INTERRUPTED if isinstance(interrupt, KeyboardInterrupt) else TERMINATED
     print_end(result, how.get("stop_return"))
     return NOT_REACHED if result.solved is False else SOLVED_OR_FINISHED

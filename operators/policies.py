@@ -19,16 +19,18 @@ class SelectPolicies(Operator[MultiAgentBatch, MultiAgentBatch]):
     policies: str | tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if not self._names() or len(set(self._names())) != len(self._names()):
+        if not self.selects or len(set(self.selects)) != len(self.selects):
             raise ValueError(f"SelectPolicies needs different policy ids, got {self.policies!r}")
 
     def process(self, value: Ref[MultiAgentBatch], ctx: Context) -> Iterable[Ref[MultiAgentBatch]]:
-        kept = {name: steps for name, steps in value.info.policies.items() if name in self._names()}
+        kept = {name: steps for name, steps in value.info.policies.items() if name in self.selects}
         if kept:
             part = value.then(_Kept(tuple(kept)), name="SelectPolicies")
             yield part.with_info(agent_steps=sum(kept.values()), policies=kept)
 
-    def _names(self) -> tuple[str, ...]:
+    @property
+    def selects(self) -> tuple[str, ...]:
+        """The policies of which anything goes on."""
         return (self.policies,) if isinstance(self.policies, str) else tuple(self.policies)
 
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import flowrl
-from flowrl import Batch, Context, Flow, Local, Operator, ParallelFlow
+from flowrl import Batch, Context, Flow, Local, Operator, ParallelFlow, rl
 from flowrl.errors import GraphError
+from flowrl.operators import ParallelRollouts, SelectPolicies, Union
 
 
 class Rows:
@@ -98,3 +99,20 @@ def test_what_cannot_be_known_is_no_error() -> None:
     """A plain callable may make anything of a batch; a source may not say what it gives."""
     flowrl.run(rows("obs").gather_sync().for_each(lambda batch: batch).for_each(Needs()), Local()).close()
     flowrl.run(flowrl.from_items([1], num_shards=1).gather_sync().for_each(Needs()), Local()).close()
+
+
+def test_a_policy_that_nobody_plays_is_not_taken_out() -> None:
+    """Else its branch would get nothing, in silence."""
+    spec = rl.PolicySpec()
+    workers = flowrl.actors(
+        rl.MultiAgentWorker, "flowrl.rl.games:kuhn_poker", {"ppo": spec, "dqn": spec}, count=1, name="workers",
+        policy_of=lambda agent, episode: "ppo" if agent == "player_0" else "dqn",
+    )  # fmt: skip
+    gathered = ParallelRollouts(workers).gather_sync()
+    said = r"node 'by_policy-2' \(defined at .*\) takes what policy 'dqm' did, .*; they play 'ppo', 'dqn'"
+    with pytest.raises(GraphError, match=said):
+        flowrl.run(Union(gathered.by_policy("ppo", "dqm")), flowrl.Local())
+    with pytest.raises(GraphError, match="takes what policy 'x' did"):
+        flowrl.run(gathered.for_each(SelectPolicies(("ppo", "x"))), flowrl.Local())
+    with flowrl.run(Union(gathered.by_policy("ppo", "dqn")), flowrl.Local(), seed=0) as run:
+        assert len(run.step(2)) == 2

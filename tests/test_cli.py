@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from shlex import split
 from types import SimpleNamespace
@@ -329,7 +330,7 @@ def test_an_interrupt_closes_the_run_and_says_what_was_reached(
     assert main(["train", "ppo", *LOCAL, "--total-steps", "100000"]) == INTERRUPTED
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("interrupted: ")
-    assert last.endswith("mean return 6.0")
+    assert "mean return 6.0 over the last " in last
     assert repr(runs[-1]).startswith("Run(closed")
 
 
@@ -497,6 +498,12 @@ def test_how_it_stopped(reason: str, goal: float | None, judged: float | None, s
     evaluation = None if judged is None else Evaluation((judged, judged), (1, 1))
     result: Any = SimpleNamespace(history=[summary(3, {})], reason=reason, evaluation=evaluation)
     assert console.how_it_stopped(result, goal) == sentence + "30 steps in 0.5 s (60 steps/s)"
+
+
+def test_a_player_that_has_met_nobody_else_has_no_return() -> None:
+    nobody = replace(summary(3, {}), episode_return_mean=float("nan"))
+    result: Any = SimpleNamespace(history=[nobody], reason="end", evaluation=None)
+    assert console.how_it_stopped(result, None).startswith("finished: 3 episodes, of which none has a return; 30 steps")
 
 
 def test_a_flow_without_a_summary_is_said_so() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flowrl import CheckpointError, rl
-from flowrl.algorithms import CONFIGS, DQNConfig, PPOAndDQNConfig, PPOConfig
+from flowrl.algorithms import CONFIGS, DQNConfig, LeaguePlayConfig, PPOAndDQNConfig, PPOConfig
 from flowrl.configs import config_as_json, config_from_json
 from flowrl.rl.schedules import Linear
 from flowrl.training import config_of
@@ -18,6 +18,13 @@ from tests.rl.counting_envs import Counting
 
 def through_json(config: Any, **trust: bool) -> Any:
     return config_from_json(json.loads(json.dumps(config_as_json(config))), "DIR", **{"trust_names": False, **trust})
+
+
+def test_flowrls_own_games_need_no_trust() -> None:
+    config = LeaguePlayConfig(env="flowrl.rl.games:connect_four", env_kwargs={"tactics": True})
+    assert through_json(config) == config
+    with pytest.raises(CheckpointError, match=r"'flowrl.rl.games:nash_conv', which would be imported"):
+        through_json(LeaguePlayConfig(env="flowrl.rl.games:nash_conv"))
 
 
 @pytest.mark.parametrize("name", CONFIGS)

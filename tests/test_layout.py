@@ -77,7 +77,7 @@ def forbidden(module: str) -> tuple[str, ...]:
         return (*bare, *no_ray, *hidden, "flowrl.algorithms")
     if inside(module, "flowrl.rl"):
         return (*bare, *no_ray, *hidden, *parts)
-    if module in ("flowrl", "flowrl.cli", "flowrl.training"):
+    if module in ("flowrl", "flowrl.__main__", "flowrl.cli", "flowrl.training"):
         return (*bare, *no_ray, *NUMERIC)
     return (*bare, *no_ray, *NUMERIC, *parts, "flowrl.cli")
 

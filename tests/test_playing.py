@@ -46,6 +46,8 @@ def test_all_agents_play_what_was_saved_without_a_checkpoint(name: str, tmp_path
     assert seen.episodes == 3
     assert set(seen.policies) == set(result.policies)
     assert evaluate_saved(tmp_path, episodes=3) == seen  # of the same seed
+    with pytest.raises(flowrl.CheckpointError, match=r"policy='main' cannot play alone"):
+        evaluate_saved(tmp_path, policy="main")
     for policy, kept in result.policies.items():
         loaded = flowrl.load_policy(tmp_path, name=policy)
         np.testing.assert_array_equal(loaded.acting_weights(), kept.acting_weights())

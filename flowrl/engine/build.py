@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowrl import graph
 from flowrl.backends.protocol import Backend, GroupPlan
-from flowrl.checks import check_columns, check_replay, pacing_of
+from flowrl.checks import check_columns, check_replay, check_selected, pacing_of
 from flowrl.engine.aggregation import AsyncAggregateCursor, SyncAggregateCursor
 from flowrl.engine.asks import AskCursor
 from flowrl.engine.blame import NodePlace
@@ -59,6 +59,7 @@ def build(
     if resumed is not None:
         counts = {name: resumed.count(name, count) for name, count in counts.items()}
     check_columns(root, names)
+    check_selected(root, names)
     check_replay(root, names)
     sources = frozenset(graph.source_group(node, groups) for node in names if isinstance(node, graph.Shards))
     accounts = Accounts(list(names.values()), counts, sources, backend.now)
@@ -261,14 +262,21 @@ class _Builder:
 
 def _decides(node: graph.Node, name: str, groups: Mapping[str, ActorGroup[Any]]) -> bool:
     """Whether it is this node that says what the deaths of a group's actors mean."""
-    if isinstance(node, graph.Shards):
-        served = node.served_by is not None and graph.full_name(node, node.served_by, groups) == name
-        return served or graph.source_group(node, groups) == name
-    if isinstance(node, graph.Aggregate | graph.Replay):
+    if isinstance(node, graph.Gather):
+        return any(_lives_in(above, name, groups) for above in graph.walk(node))
+    if isinstance(node, graph.Replay):
         return graph.full_name(node, node.group, groups) == name
     if not isinstance(node, graph.Apply) or not hasattr(node.op, "on_failure"):
         return False
     return any(graph.full_name(node, held, groups) == name for held in graph.held_groups(node.op))
+
+
+def _lives_in(node: graph.Node, name: str, groups: Mapping[str, ActorGroup[Any]]) -> bool:
+    """Whether a node's work is a group's actors': the shards of a source, those that serve or join them."""
+    if isinstance(node, graph.Shards):
+        served = node.served_by is not None and graph.full_name(node, node.served_by, groups) == name
+        return served or graph.source_group(node, groups) == name
+    return isinstance(node, graph.Aggregate) and graph.full_name(node, node.group, groups) == name
 
 
 def _start_actors(

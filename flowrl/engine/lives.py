@@ -144,7 +144,10 @@ class Lives:
                 waited = waited_s + SLOW_S
                 name = call.actor.name
                 _log.warning(
-                    "%s has been starting for %g s: does the cluster have room for it (`ray status`)?", name, waited
+                    "%s has been starting for %g s: is the machine busy (imports take long then), or has the cluster "
+                    "no room for it (`ray status`)?",
+                    name,
+                    waited,
                 )
                 self._look_after(call, waited)
 

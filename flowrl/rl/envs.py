@@ -197,7 +197,7 @@ def _agents_factory(env: EnvSource) -> Callable[..., Any]:
         except ModuleNotFoundError as error:
             raise UnknownEnvironment(
                 f"no module {env!r} ({error}); an environment of several agents is a factory, 'pkg.module:Name', or a "
-                "module such as 'mpe2.simple_spread_v3'"
+                "module such as 'mpe2.simple_spread_v3' (`pip install 'flowrl[multiagent]'` brings PettingZoo and mpe2)"
             ) from error
         factory = getattr(module, "parallel_env", None) or getattr(module, "env", None)
         if not callable(factory):

@@ -82,6 +82,10 @@ class League:
         max_snapshots: int | None = None,
         seed: int | np.random.SeedSequence | None = None,
     ):
+        if not isinstance(players, Mapping):
+            raise ValueError(
+                f"players must be a mapping of ids to matchmakings, such as {{'main': 'mixed'}}, got {players!r}"
+            )
         if not players or any(not name or ":" in name for name in players):
             raise ValueError(f"a league needs players, whose names are without ':'; got {list(players)}")
         for name, value in (("hardness", hardness), ("rating_step", rating_step)):

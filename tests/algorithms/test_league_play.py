@@ -145,6 +145,10 @@ def test_groups_of_something_else_are_refused() -> None:
         PlayAgainst(league, workers, opponents=0)
     with pytest.raises(ValueError, match=r"ppo.num_workers=4 has no part in a league: environments and workers are"):
         LeaguePlayConfig(ppo=PPOConfig(num_workers=4))
+    with pytest.raises(ValueError, match=r"players: 'main': matchmaking must be .* got 'mian'"):
+        LeaguePlayConfig(players={"main": "mian"})
+    with pytest.raises(ValueError, match=r"players must be a mapping of ids to matchmakings, .* got \['main'\]"):
+        League(["main"])  # type: ignore[arg-type]
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -279,7 +279,7 @@ def learner(**more: Any) -> ActorGroup[Any]:
 def test_what_an_operator_says_of_a_group_is_not_said_of_the_group_too() -> None:
     workers = flowrl.actors(RolloutWorker, "CartPole-v1", PolicySpec(), count=1, name="workers", on_failure=Restart(1))
     rollouts = ParallelRollouts(workers).gather_sync()
-    with pytest.raises(GraphError, match=r"group 'workers' .* but ParallelRollouts says what the deaths"):
+    with pytest.raises(GraphError, match=r"group 'workers' .* but gather_sync says what the deaths"):
         flowrl.run(rollouts, Local())
     bare = flowrl.actors(RolloutWorker, "CartPole-v1", PolicySpec(), count=1, name="workers")
     batches = ParallelRollouts(bare).for_each(AddAdvantages(0.99, 0.95)).gather_sync()
