@@ -77,7 +77,7 @@ class Restarts:
         self._written += 1
         path = write_crash(folder, fault, place or self.place, way)
         if path is not None:
-            add_note(fault.error, f"to see it again: flowrl replay-crash {path}")
+            add_note(fault.error, f"to see it again: {_again(path, (place or self.place).env)}")
 
     def outlived(self) -> dict[str, Any]:
         """A whole fragment was gathered: metrics of the faults before it, if there were any."""
@@ -155,3 +155,12 @@ class Faults(Restarts):
         way = Way(np.zeros((0, 1))) if self._now is None else self._way(fault, part, None)
         self.write(fault, way)
         return f"environment {which}, seed {fault.seed}, at step {way.step} of its episode, action {way.action}"
+
+
+def _again(path: Any, env: Any) -> str:
+    """How a bundle is played again: a command, where an import finds what makes the environment."""
+    if isinstance(env, str):
+        return f"flowrl replay-crash {path}" + " --allow-import" * (":" in env)
+    if getattr(env, "__module__", "__main__") == "__main__" or "<" in getattr(env, "__qualname__", "<"):
+        return f"flowrl.rl.replay_crash.replay_crash({str(path)!r}, env=...) in Python, with what makes the environment"
+    return f"flowrl replay-crash {path} --allow-import"

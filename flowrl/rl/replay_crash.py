@@ -92,7 +92,7 @@ def _maker(
     named = [about["env"]] if env is None and ":" in about["env"] else []
     if about["wrappers"] and env_options is None:
         named += about["wrappers"]
-    hidden = [name for name in named if "<" in name]
+    hidden = [name for name in named if "<" in name or name.startswith("__main__:")]
     if hidden:
         raise CannotReplay(
             f"the bundle names {', '.join(hidden)}, which no import finds: replay it in Python, with "

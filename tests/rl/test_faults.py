@@ -61,7 +61,7 @@ def test_a_fault_is_raised_with_its_place_and_its_bundle_shows_it_again(what: st
     assert "environment 0 had the seed " in notes
     assert "in worker 1 of 2, environment 'tests.rl.counting_envs:Mishap'" in notes
     (path,) = bundles(tmp_path)
-    assert f"to see it again: flowrl replay-crash {path}" in notes
+    assert f"to see it again: flowrl replay-crash {path} --allow-import" in notes
     about = read_crash(path).about
     assert (about["environment"], about["step"], about["call"], about["worker_index"]) == (0, 3, "step", 1)
     assert f"seed {about['seed']}" in notes
@@ -295,9 +295,10 @@ def test_bad_usage(args: list[str], text: str, capsys: pytest.CaptureFixture[str
 
 
 def test_what_cannot_be_played(tmp_path: Path) -> None:
-    with pytest.raises(TwoArgumentsError):
+    with pytest.raises(TwoArgumentsError) as caught:
         worker_of("raise", tmp_path, env=lambda what: Mishap(what)).sample()
     (path,) = bundles(tmp_path)
+    assert any(f"replay_crash({str(path)!r}, env=...) in Python" in note for note in caught.value.__notes__)
     with pytest.raises(CannotReplay, match=r"names .*<lambda>.*, which no import finds: replay it in Python"):
         replay_crash(path, allow_import=True)
     assert replay_crash(path, env=Mishap).reproduced
