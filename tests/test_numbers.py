@@ -11,7 +11,7 @@ import flowrl
 from flowrl import Ray, Restart
 from flowrl.algorithms import DDPPOConfig, IMPALAConfig, PPOConfig
 from flowrl.operators import TrainOneStep
-from flowrl.rl import EnvOptions, Learner, PolicySpec
+from flowrl.rl import EnvOptions, Evaluator, Learner, PolicySpec, RolloutWorker
 from flowrl.rl.losses import PPOLoss
 
 LEARNERS = flowrl.actors(Learner, PolicySpec(), PPOLoss(), count=2, name="learners")
@@ -46,3 +46,11 @@ def test_times_that_are_long(name: str) -> None:
 def test_a_restart_is_a_whole_number_of_times(times: Any) -> None:
     with pytest.raises(ValueError, match=r"Restart: times must be .*; to give up at once use Raise\(\)"):
         Restart(times)
+
+
+@pytest.mark.parametrize("name", ["steps", "num_envs"])
+@pytest.mark.parametrize("kind", [RolloutWorker, Evaluator], ids=["worker", "evaluator"])
+def test_numbers_as_words_are_refused_by_name(kind: Any, name: str) -> None:
+    setting = "max_steps" if kind is Evaluator and name == "steps" else name
+    with pytest.raises(ValueError, match=f"{setting} must be an integer of at least 1, got '8'"):
+        kind("CartPole-v1", PolicySpec(), **{setting: "8"})

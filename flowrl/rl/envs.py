@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, VectorEnv
 
 from flowrl.errors import add_note
+from flowrl.numbers import check_whole
 from flowrl.rl.agents_env import AgentsEnv, agents_env
 from flowrl.rl.copies import ENVPOOL, Copies, EnvContext, UnknownEnvironment
 from flowrl.rl.crashes import Place
@@ -70,8 +71,7 @@ def make_vector_env(
         ValueError: a number below 1, or options that a vector environment of its own cannot follow.
         Whatever the constructor raises, with a note which environment it was.
     """
-    if num_envs < 1:
-        raise ValueError(f"num_envs must be at least 1, got {num_envs}")
+    check_whole("num_envs", num_envs)
     seeds = np.random.SeedSequence() if seeds is None else seeds
     own_seeds, copies = env_seeds(seeds, num_envs), range(num_envs) if half is None else half
     contexts = tuple(EnvContext(worker_index, num_workers, i, own_seeds[i]) for i in copies)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from flowrl.numbers import check_whole
 from flowrl.ref import Answer
 from flowrl.rl.envs import EnvSource, env_spaces, make_vector_env
 from flowrl.rl.evaluation import EVALUATION_KEY, MAX_STEPS, Evaluation, evaluate, quotas
@@ -57,10 +58,8 @@ class Evaluator:
         count: int = 1,
         seed: int | np.random.SeedSequence | None = None,
     ):
-        if num_envs < 1:
-            raise ValueError(f"num_envs must be at least 1, got {num_envs}")
-        if max_steps < 1:
-            raise ValueError(f"max_steps must be at least 1, got {max_steps}")
+        check_whole("num_envs", num_envs)
+        check_whole("max_steps", max_steps)
         self._max_steps = max_steps
         self._env, self._env_kwargs, self._env_options = env, env_kwargs, env_options
         self._policy, self._num_envs, self._index, self._count = policy, num_envs, index, count

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from flowrl.batch import Batch, MultiAgentBatch
 from flowrl.errors import add_note
+from flowrl.numbers import check_whole
 from flowrl.ref import Answer
 from flowrl.rl.agent_ids import WithAgentIds
 from flowrl.rl.agents_env import AgentsEnv
@@ -80,9 +81,8 @@ class MultiAgentWorker:
         count: int = 1,
         seed: int | np.random.SeedSequence | None = None,
     ):
-        for name, number in (("steps", steps), ("num_envs", num_envs)):
-            if number < 1:
-                raise ValueError(f"{name} must be at least 1, got {number}")
+        check_whole("steps", steps)
+        check_whole("num_envs", num_envs)
         if reward_clip is not None and not reward_clip > 0:
             raise ValueError(f"reward_clip must be above 0, got {reward_clip}")
         if not policies:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flowrl.batch import Batch
+from flowrl.numbers import check_whole
 from flowrl.ref import Answer
 from flowrl.rl.acting import State
 from flowrl.rl.collect import collect
@@ -80,9 +81,8 @@ class RolloutWorker(AsksForActions):
         count: int = 1,
         seed: int | np.random.SeedSequence | None = None,
     ):
-        for name, number in (("steps", steps), ("num_envs", num_envs)):
-            if number < 1:
-                raise ValueError(f"{name} must be at least 1, got {number}")
+        check_whole("steps", steps)
+        check_whole("num_envs", num_envs)
         self._environments = WorkersEnvironments(env, num_envs, env_kwargs, env_options, index, count)
         self._index, self._count = index, count
         self._rewards = RewardScaling(num_envs, normalize_rewards, reward_clip)
