@@ -85,15 +85,15 @@ TASKS = {
     ),
     "connect_four": Task(
         ConnectFour(tactics=True),
-        2_000_000,
+        2_500_000,
         _league(
             "connect_four",
             PPOConfig(
-                policy=PolicySpec(hidden=(128, 128), activation="relu"), batch_steps=4000, epochs=4, minibatch=512,
-                learning_rate=Linear(3e-3, 1e-4, 2_000_000), discount=1.0, gae_lambda=0.95,
-                entropy_cost=Linear(0.05, 0.005, 2_000_000),
+                policy=PolicySpec(hidden=(128, 128), activation="relu"), batch_steps=10_000, epochs=4, minibatch=1024,
+                learning_rate=Linear(3e-3, 1e-4, 2_500_000), discount=1.0, gae_lambda=0.8,
+                entropy_cost=Linear(0.05, 0.005, 2_500_000),
             ),
-            env_kwargs={"tactics": True}, snapshot_every_updates=20, unroll=64,
+            env_kwargs={"tactics": True}, snapshot_every_updates=8, envs_per_worker=256, unroll=40,
         ),
         "wanted: 90% of 200 games against the search; observations are told what the next two moves can bring",
     ),
