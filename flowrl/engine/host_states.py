@@ -10,6 +10,7 @@ from flowrl.engine.cursor_states import set_stage_state, stage_state
 from flowrl.engine.keeping import HandleKeeper
 from flowrl.engine.restoring import HandleRestorer
 from flowrl.errors import CheckpointError
+from flowrl.handles import keeps_state
 from flowrl.operator import Operator
 
 if TYPE_CHECKING:
@@ -37,11 +38,6 @@ def _without(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_without(entry) for entry in value)
     return value
-
-
-def keeps_state(actor: Any) -> bool:
-    """Whether an actor's object has a state to be saved."""
-    return callable(getattr(actor, "get_state", None)) and callable(getattr(actor, "set_state", None))
 
 
 def save_host(host: Host, body: Mapping[str, Any]) -> dict[str, Any]:
